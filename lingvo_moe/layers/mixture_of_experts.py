@@ -151,6 +151,14 @@ class MixtureOfExperts(Layer):
         has_full_capacity = self._inference_capacity(_ANY_GROUP) == _ANY_GROUP
         return self.dispatch == AUTO and has_full_capacity and prefers_block_sparse(context)
 
+    def _rows_of_a_pass(self, grouped: tf.Tensor, capacity: int, context: Context) -> int | None:
+        """See `ops.compaction`; None where all positions are computed, or may be used."""
+        if self.make_router().has_fixed_capacity:
+            return None
+        groups, size, _ = grouped.shape
+        tokens_per_expert = groups * size * self.experts_per_token / self.num_experts
+        return rows_of_a_pass(tokens_per_expert, groups * capacity, self.hidden_dim, context)
+
     def _route(self, theta: dict, grouped: tf.Tensor, paddings: tf.Tensor, capacity: int, context: Context) -> Routing:
         """Algorithm 2, lines 1 and 2, in float32: bfloat16 logits would choose other experts."""
         gate = context.annotate(theta["gate"], "me")
@@ -178,9 +186,7 @@ class MixtureOfExperts(Layer):
         each an AllToAll, are the two transpositions GECM -> EGCM and EGCM -> GECM. A third one, in inference where most
         positions are empty, tells experts which are used; see `ops.compaction`.
         """
-        groups, size, _ = grouped.shape
-        tokens_per_expert = groups * size * self.experts_per_token / self.num_experts
-        rows = rows_of_a_pass(tokens_per_expert, groups * capacity, self.hidden_dim, context)
+        rows = self._rows_of_a_pass(grouped, capacity, context)
         network = functools.partial(self._network, theta)
         with tf.name_scope("dispatch"):
             buffers = choose(self.dispatch, grouped, context)(routing, self.num_experts, capacity, context)

@@ -2,11 +2,11 @@
 
 A group has buffer positions for many tokens at every expert, and in a step of decoding it has few tokens. After the
 AllToAll an expert has the positions of all groups, of which few are used. A loop compacts the used ones, a fixed number
-of rows per pass, by one-hot products (as `dispatch.Einsum`): every pass computes these rows and writes the results back
-to their positions. The number of passes is known only at run time, so the loop has no gradient. No token is dropped: if
-the fullest expert has more rows than a pass, all experts make another pass.
+of rows per pass, by one-hot products (as `dispatch.Einsum`). Every pass computes these rows, and the results replace
+them in their positions. The number of passes is known only at run time, so the loop has no gradient. No token is
+dropped: if the fullest expert has more rows than a pass, all experts make another pass.
 
-NaN in a row becomes NaN in all rows of the pass, as 0 * NaN is NaN.
+NaN in a row becomes NaN in all rows of its pass and of later ones, as 0 * NaN is NaN.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def rows_of_a_pass(tokens_per_expert: float, positions: int, hidden_dim: int, co
       context: of the call.
     """
     layout = context.layout
-    shards_of_positions = layout.num_shards("EGCM", "G")
-    if context.training or layout.mesh.size == 1 or layout.outer_axes or shards_of_positions > 1:
+    are_sharded = any(layout.num_shards("EGCM", axis) > 1 for axis in "GC")
+    if context.training or layout.mesh.size == 1 or layout.outer_axes or are_sharded:
         return None
     if context.platform != "cpu" and positions < _FEWEST_POSITIONS:
         return None
@@ -53,7 +53,7 @@ def apply_compacted(
     rows: int,
     context: Context,
 ) -> tf.Tensor:
-    """Applies the experts' network to the used positions of buffers: `[E, G, C, M]`, zeros in the others.
+    """Applies the experts' network to the used positions of buffers `[E, G, C, M]`; the others stay as they are.
 
     Args:
       network: from (`[E, 1, rows, M]`, the context) to the same shape; a row depends on no other.
@@ -71,11 +71,13 @@ def apply_compacted(
     # The checkpoint policy saves tensors for a backward pass, which cannot read those of this loop.
     inner = dataclasses.replace(context, checkpoint_policy=None)
 
-    def make_pass(first: tf.Tensor, outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def make_pass(first: tf.Tensor, positions: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         is_row = tf.equal(ordinals[:, None], (first + tf.range(rows))[:, None])
         one_hot = tf.cast(is_row, positions.dtype)  # [E, rows, G * C]
         compacted = context.annotate(tf.einsum("ERP,EPM->ERM", one_hot, positions)[:, None], "EGCM")
-        return first + rows, outputs + tf.einsum("ERP,ERM->EPM", one_hot, network(compacted, inner)[:, 0])
+        results = tf.einsum("ERP,ERM->EPM", one_hot, network(compacted, inner)[:, 0])
+        is_computed = tf.logical_and(ordinals >= first, ordinals < first + rows)
+        return first + rows, tf.where(is_computed[..., None], results, positions)
 
-    _, outputs = tf.while_loop(lambda first, _: first < most, make_pass, (tf.constant(0), tf.zeros_like(positions)))
+    _, outputs = tf.while_loop(lambda first, _: first < most, make_pass, (tf.constant(0), positions))
     return context.annotate(tf.reshape(outputs, buffers.shape), "EGCM")

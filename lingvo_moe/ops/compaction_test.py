@@ -51,15 +51,16 @@ def test_every_used_position_is_computed_once_and_no_other(data):
         return 10 * compacted
 
     outputs = apply_compacted(network, tf.constant(buffers), tf.constant(used), rows, Context())
-    np.testing.assert_array_equal(outputs, np.where(used[..., None], 10 * buffers, 0))
+    np.testing.assert_array_equal(outputs, np.where(used[..., None], 10 * buffers, buffers))
     assert len(passes) == math.ceil(used.sum(axis=(1, 2)).max() / rows)
     assert all(found.shape == (experts, 1, rows, 2) for found in passes)
 
 
 def test_no_pass_is_made_where_no_position_is_used():
     """A core of which all sentences have ended has none."""
-    outputs = apply_compacted(pytest.fail, tf.ones((2, 2, 3, 4)), tf.zeros((2, 2, 3), tf.bool), 8, Context())
-    assert outputs.shape == (2, 2, 3, 4) and not outputs.numpy().any()
+    buffers = tf.zeros((2, 2, 3, 4))
+    outputs = apply_compacted(pytest.fail, buffers, tf.zeros((2, 2, 3), tf.bool), 8, Context())
+    np.testing.assert_array_equal(outputs, buffers)
 
 
 def test_the_checkpoint_policy_sees_nothing_of_the_loop():
@@ -160,6 +161,13 @@ def test_only_mostly_empty_buffers_of_several_devices_are_compacted():
     assert rows_of_a_pass(13, 128, 64, on_cpus) is None, "32 rows would cost a quarter, and one-hot products a half"
     assert rows_of_a_pass(4096, 2048 * 8, 8192, inference) is None, "the encoder"
     vectorized = dataclasses.replace(inference, layout=devices.vectorized("L"))
-    sharded = Context(Layout.of(DeviceMesh((4, 2)), "BG:x,E:y"))
-    for context in (training, Context(), vectorized, sharded):
+    sharded = [Context(Layout.of(DeviceMesh((4, 2)), rules)) for rules in ("BG:x,E:y", "BGE:x,C:y")]
+    for context in (training, Context(), vectorized, *sharded):
         assert rows_of_a_pass(128, 2048 * 8, 8192, context) is None
+
+
+def test_expert_choice_fills_its_buffers():
+    """Each takes a token of every group, though by their mean number a quarter of the positions would be used."""
+    layer = layer_of(router="expert_choice:choices_per_token=2", num_groups=64)
+    layout = Layout.of(DeviceMesh((8,)))
+    assert not loops(harness.compile_for(call(layer, layout), inputs_of(layer), layout, LOGICAL_AXES))
