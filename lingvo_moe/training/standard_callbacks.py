@@ -32,11 +32,13 @@ class Reporter(Callback):
         self._window.add(result.batches)
         if result.step % run.experiment.training.log_every and not result.last:
             return
+        # Waits for the steps, which may still be running, so that the window holds all of their time.
+        scalars = {name: float(value) for name, value in result.metrics.items()}
         state = result.data_state
         pairs = {"drawn_pairs": drawn_pairs(state), "rejected_pairs": rejected_pairs(state)}
         counted = run.process_group.gather(self._window.values() | pairs)
         num_parts = run.experiment.input.batch_size / len(run.training.rows)
-        run.scalars = {name: float(value) for name, value in result.metrics.items()} | _of_all(counted, num_parts)
+        run.scalars = scalars | _of_all(counted, num_parts)
         self._writer.write(result.step, run.scalars)
         self._window = _Window(run.experiment.input)
 

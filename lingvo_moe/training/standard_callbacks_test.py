@@ -27,6 +27,40 @@ def test_speed_and_padding_count_what_is_no_padding(monkeypatch):
     assert values["padding/source"] == values["padding/target"] == pytest.approx((5 / 8 + 0) / 2)
 
 
+class _Pending:
+    """A metric of a step that still runs: reading it takes until `clock` shows the step's end."""
+
+    def __init__(self, clock: list[float], end: float):
+        self._clock, self._end = clock, end
+
+    def __float__(self):
+        self._clock[0] = max(self._clock[0], self._end)
+        return 1.5
+
+
+def test_speed_includes_the_time_of_the_step_that_is_reported(monkeypatch, tmp_path):
+    """A step is started without waiting for it: a window that closed before its end would show no computation."""
+    clock = [0.0]
+    monkeypatch.setattr(standard_callbacks.time, "monotonic", lambda: clock[0])
+    config = InputConfig(batch_size=1, source_length=2, target_length=2)
+    training = types.SimpleNamespace(log_every=1)
+    run = types.SimpleNamespace(
+        experiment=types.SimpleNamespace(input=config, training=training),
+        training=types.SimpleNamespace(rows=range(1)),
+        process_group=ProcessGroup(),
+        logdir=tmp_path,
+        first_step=0,
+    )
+    batch = {side: {"segment_ids": np.array([[1, 1]])} for side in ("source", "target")}
+    data_state = {"positions": {"0": {"next": 1, "pending": [], "rejected": 0}}, "shards": 1}
+    reporter = standard_callbacks.Reporter()
+    reporter.on_start(run)
+    for step in (1, 2):
+        reporter.on_step(run, StepResult(step, (batch,), {"loss": _Pending(clock, 8.0 * step)}, data_state, False))
+        assert run.scalars["loss"] == 1.5 and run.scalars["tokens_per_second"] == pytest.approx(4 / 8.0)
+    reporter.on_close(None)
+
+
 def test_values_of_processes_become_those_of_the_whole_batch():
     """Shares are means and counts are sums, also where two processes have the same rows (`num_parts` is 2 of 4)."""
     counted = [
