@@ -112,13 +112,15 @@ class _Log(threading.Thread):
 
     def run(self):
         """Reads until `end`."""
-        holds = False
+        holds = aborts = False
         with open(self._pipe, "rb") as lines:
             for line in iter(lines.readline, b""):
                 text, ended = line.removesuffix(self.end), line.endswith(self.end)
                 header = _HEADER.match(text)
-                if header is not None:
+                # The abort ends the process. What follows is of handlers of its signal: libtpu's writes such lines.
+                if header is not None and not aborts:
                     holds = header["file"] in _RUNTIME_FILES
+                aborts |= holds and _ABORTED.encode() in text
                 if holds:
                     self.held += text
                 else:

@@ -57,6 +57,20 @@ def test_an_abort_of_the_runtime_becomes_one_line_and_another_abort_is_shown():
     assert process.returncode == -signal.SIGABRT and "Check failed\n  @ 0x7f\n" in errors
 
 
+def test_what_handlers_of_the_abort_write_is_not_shown():
+    """libtpu, which is loaded where it is installed, reports each abort in lines that look like those of its log."""
+    handler = "E1122 09:08:20.0 1 coredump_hook.cc:309] RAW: Remote crash data gathering hook invoked.\\n"
+    lost = f"os.write(2, b'E1122 09:08:20.0 1 gpu.cc:1] no GPU\\n{_FATAL}Task 0 heartbeat timeout.\\n{handler}')"
+    process = _start(f"{lost}; os.abort()")
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == watchdog.EXIT_STATUS
+    assert errors.splitlines() == [
+        "E1122 09:08:20.0 1 gpu.cc:1] no GPU",
+        "",
+        "process 0 of 2 is gone, so process 1 stops too; the same command resumes from the newest checkpoint.",
+    ]
+
+
 def test_the_whole_log_is_read_however_long_and_a_process_left_behind_is_not_waited_for():
     """The reason comes last, and may come without a final line break; the child of a child holds the pipe open."""
     lines = "os.write(2, b'E1122 09:08:20.0 1 client.h:80] lost\\n' * 5000);"
