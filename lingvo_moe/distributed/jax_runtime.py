@@ -153,7 +153,11 @@ def _require_free(member: Membership):
     """Raises UserError where process 0 cannot listen; JAX's service would crash."""
     host, port = member.address
     try:
-        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+        # Not `socket.create_server`, which adds the address to the text of an error.
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+            listener.listen()
     except OSError as error:
         raise UserError(
             f"--coordinator={member.coordinator}: process 0 cannot listen there ({error.strerror or error}); it must "
