@@ -65,6 +65,7 @@ class TrainInput:
     Attributes:
       stream_id: a hash of all that decides which example has number n: of a corpus, tokenizers, temperature,
         sentence balance, name substitution and seed.
+      readers_id: a hash of what reads its texts, the tokenizers.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class TrainInput:
         """
         self._config, self._examples = config, _open_stream(corpus, tokenizers, config, in_graph)
         self.stream_id = sha256(repr(self._examples.identity))[:16]
+        self.readers_id = sha256(repr(self._examples.readers))[:16]
 
     def batches(
         self, state: State | None = None, shards: range | None = None

@@ -85,7 +85,10 @@ class ProcessGroup:
             self.finished = True
 
     def require_same(self, settings: dict[str, str]):
-        """Raises UserError, in all processes, if the settings of one differ from those of process 0."""
+        """Raises UserError, in all processes, if the settings of one differ from those of process 0.
+
+        The error names the first one that differs, so what others decide comes after them.
+        """
         everyone = self.gather({"--processes": str(self.count), **settings})
         for index, theirs in enumerate(everyone):
             _check_same(index, theirs, everyone[0])
@@ -103,7 +106,7 @@ class ProcessGroup:
 
 
 def _check_same(index: int, theirs: dict[str, str], first: dict[str, str]):
-    for key in sorted(first.keys() | theirs.keys()):
+    for key in first | theirs:
         if first.get(key) != theirs.get(key):
             raise UserError(
                 f"process {index} has {key} = {theirs.get(key)}, process 0 has {first.get(key)}; start all processes "

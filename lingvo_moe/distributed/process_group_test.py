@@ -52,3 +52,28 @@ def test_an_error_of_one_process_is_raised_in_all(kind, expected):
         with pytest.raises(UserError, match="^the cause$") as raised:
             group.in_all(function, (_Known,))
         assert type(raised.value) is expected
+
+
+class _Different(ProcessGroup):
+    """This process, with the settings that it is asked about, and another one with these."""
+
+    count = 2
+
+    def __init__(self, others: dict[str, str]):
+        self._others = others
+
+    def gather(self, value):
+        """See the base class."""
+        return [value, {"--processes": "2", **self._others}]
+
+
+def test_the_first_setting_that_differs_is_named():
+    """A setting may decide what comes after it, as `input.seed` decides the hash of the training data."""
+    _Different({"seed": "0", "data": "a"}).require_same({"seed": "0", "data": "a"})
+    for others, named in (
+        ({"seed": "1", "data": "b"}, "process 1 has seed = 1, process 0 has 0;"),
+        ({"seed": "0", "data": "b"}, "process 1 has data = b, process 0 has a;"),
+        ({"seed": "0", "data": "a", "new": "2"}, "process 1 has new = 2, process 0 has None;"),
+    ):
+        with pytest.raises(UserError, match=named):
+            _Different(others).require_same({"seed": "0", "data": "a"})

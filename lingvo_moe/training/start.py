@@ -63,8 +63,9 @@ class Start:
 
     def check_processes(self, train_input: TrainInput):
         """Raises UserError if processes have other settings or data, or if one of them cannot use the log directory."""
-        given = {"data": train_input.stream_id, "--initial_weights": str(self.initial_weights)}
-        self.process_group.require_same({**given, **self._settings()})
+        given = {"--initial_weights": str(self.initial_weights), **self._settings()}
+        data = {"the hash of --tokenizers": train_input.readers_id, "the hash of --corpus": train_input.stream_id}
+        self.process_group.require_same(given | data)  # the data last: their hashes are of settings, too
         self.process_group.broadcast(lambda: _require_writable(self.logdir))
         self.process_group.require_shared(self.logdir)
         # Not earlier: in a log directory that is not shared, one process may resume, without initial values.
