@@ -184,7 +184,10 @@ def _await_others(group: ProcessGroup, error: BaseException):
 
 def _is_of_runtime(error: BaseException) -> bool:
     """Returns whether a JAX error caused `error`: a collective or a barrier that lost a process."""
+    causes: list[BaseException] = []
     cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, jax.errors.JaxRuntimeError):
+    # The chain has a cycle where an error that was reported is raised again, as by closing what could not be written.
+    while cause is not None and not any(cause is each for each in causes):
+        causes.append(cause)
         cause = cause.__cause__ or cause.__context__
-    return cause is not None
+    return any(isinstance(each, jax.errors.JaxRuntimeError) for each in causes)

@@ -196,6 +196,30 @@ def test_other_numbers_of_processes_are_refused():
     assert "process 2 of 3 is none of those that process 0 waits for" in ended[2][2], ended
 
 
+def _raised_again() -> UserError:
+    """What is raised where a checkpoint could not be written, and closing the checkpoints raises its error again."""
+    written = OSError("no space left")
+    try:
+        try:
+            raise UserError("the disk is full") from written
+        finally:
+            try:
+                raise written
+            except OSError as error:
+                raise UserError("the disk is full") from error
+    except UserError as error:
+        return error
+
+
+def test_an_error_in_a_cycle_of_causes_ends_the_process():
+    """Process 0 looked for the cause of a full disk for ever, so that all processes hung without an error."""
+    error = _raised_again()
+    assert error.__cause__.__context__.__cause__ is error.__cause__, "a cycle"
+    assert not jax_runtime._is_of_runtime(error)
+    error.__cause__.__context__.__cause__ = jax_runtime.jax.errors.JaxRuntimeError("lost")
+    assert jax_runtime._is_of_runtime(error)
+
+
 def test_an_address_that_cannot_be_listened_at_is_refused_at_once():
     """JAX's service would crash without a word."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
