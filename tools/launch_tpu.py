@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import pathlib
 import re
@@ -51,16 +52,14 @@ _ACCELERATOR = re.compile(r"(v[234])-(\d+)")
 _REPOSITORY = pathlib.Path(__file__).parents[1]
 _DIRECTORY = "lingvo_moe_run"
 _COPIED = ("lingvo_moe", "params")
-# The flags of `train` that name what it reads, with what they are by default.
-_READ = {
-    "corpus": Experiment.corpus,
-    "tokenizers": Experiment.tokenizers,
-    **dict.fromkeys(("initial_weights", "initial_tokenizers", "initial_embeddings")),
-}
+# The flags of `train` that name what it reads; the model has directories of its own for the first two.
+_DATA = ("corpus", "tokenizers")
+_READ = (*_DATA, "initial_weights", "initial_tokenizers", "initial_embeddings")
 # What the launcher passes to `train` itself.
 _OWN_FLAGS = ("logdir", "engine", "tpu")
 _FLAGS_OF_TRAIN = "`python -m lingvo_moe train --help`"
 _VERSION = TPU_TENSORFLOW.partition("==")[2]
+_logger = logging.getLogger("tools.launch_tpu")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,9 +184,10 @@ def _launch(train_flags: tuple[str, ...]) -> Launch:
     # Relative paths are of the repository, that of a --flagfile too.
     with contextlib.chdir(_REPOSITORY):
         config, train_flags = _read_flags_of_train(train_flags)
-        launch = dataclasses.replace(launch, train_flags=train_flags, copied=_named(config))
-        _check_training(config, launch.num_cores)
-    return launch
+        named = _named(config)
+        experiment = _check_training(config, launch.num_cores)
+        own = () if experiment is None else _own_data(config, experiment)
+        return dataclasses.replace(launch, train_flags=train_flags, copied=tuple(dict.fromkeys((*own, *named))))
 
 
 def _check_accelerator(accelerator: str):
@@ -220,37 +220,59 @@ def _read_flags_of_train(train_flags: tuple[str, ...]) -> tuple[run_config.Train
     return config, tuple(values.read_flags_from_files(arguments)[1:])
 
 
-def _check_training(config: run_config.TrainConfig, num_cores: int):
-    """Raises UserError for a training that would not start on the slice: a slice is charged from its creation."""
+def _check_training(config: run_config.TrainConfig, num_cores: int) -> Experiment | None:
+    """Raises UserError for a training that would not start on the slice: a slice is charged from its creation.
+
+    Returns:
+      The experiment; None where only the slice has the files of --import.
+    """
     run_setup.membership(config)
     # An absolute path is of the slice's machine; without what it registers, nothing is known of the model.
     if not all(os.path.exists(where) for where in config.imports if where.endswith(".py")):
-        return
+        return None
     for where in config.imports:
         extensions.import_module(where)
     name, experiment, assignments = run_setup.configure(config, {"training.steps": config.steps})
     if experiment.mesh.size == num_cores:
-        return
+        return experiment
     if config.device_mesh() is not None:
         raise UserError(
             f"the mesh {experiment.mesh} has {experiment.mesh.size} devices, and --accelerator={_VALUES.accelerator} "
             f"{num_cores} cores; pass --mesh={num_cores}, or another accelerator."
         )
-    get_experiment(name, assignments, DeviceMesh((num_cores,)), "--accelerator")
+    return get_experiment(name, assignments, DeviceMesh((num_cores,)), "--accelerator")
+
+
+def _own_data(config: run_config.TrainConfig, experiment: Experiment) -> tuple[str, ...]:
+    """Returns the model's own corpus and tokenizers that flags do not replace; warns of one that is not here."""
+    found = []
+    for flag in _DATA:
+        path = getattr(experiment, flag)
+        is_given = getattr(config, flag) or overrides.assigned(config.assignments, flag)
+        if is_given or not experiment.model.vocabularies or pathlib.PurePath(path).is_absolute():
+            continue
+        if (_REPOSITORY / path).exists():
+            found.append(path)
+        else:
+            _logger.warning(
+                "%s (--%s, of the model) is not here to be copied: without it on the slice, training ends with an "
+                "error. Build it, or pass --%s.",
+                path,
+                flag,
+                flag,
+            )
+    return tuple(found)
 
 
 def _named(config: run_config.TrainConfig) -> tuple[str, ...]:
-    """Returns the relative paths that the flags of `train` read; raises UserError for one that is not there.
+    """Returns the relative paths that the flags of `train` name; raises UserError for one that is not there.
 
-    An absolute path is of the slice's machine. Where --corpus or --tokenizers is left out, the default is there or not
-    needed.
+    An absolute path is of the slice's machine.
     """
     found = []
-    for flag, default in _READ.items():
+    for flag in _READ:
         if path := getattr(config, flag) or overrides.assigned(config.assignments, flag):
             found += [path] if _is_here(f"--{flag}={path}", path) else []
-        elif default and (_REPOSITORY / default).exists():
-            found.append(default)
     for where in config.imports:
         path = where if where.endswith(".py") else _package(where)
         found += [path] if path and _is_here(f"--import={where}", path) else []

@@ -23,10 +23,13 @@ def run(*arguments: str) -> int:
     return app.execute(launch_tpu.main, ["launch_tpu", *arguments], launch_tpu._VALUES)
 
 
+OWN_DATA = launch_tpu._own_data
+
+
 @pytest.fixture(autouse=True)
 def no_defaults(monkeypatch):
     """The corpus and tokenizers that this checkout may have are no matter."""
-    monkeypatch.setattr(launch_tpu, "_READ", dict.fromkeys(launch_tpu._READ))
+    monkeypatch.setattr(launch_tpu, "_own_data", lambda config, experiment: ())
 
 
 @pytest.fixture(autouse=True)
@@ -72,14 +75,30 @@ def test_slice_of_one_machine(capsys):
 def test_what_train_reads_is_copied_to_the_same_paths(capsys, tmp_path, monkeypatch, given):
     """And nothing else of build; the working directory does not matter, and absolute paths are of the slice."""
     monkeypatch.setattr(launch_tpu, "_REPOSITORY", tmp_path)
-    monkeypatch.setattr(launch_tpu, "_READ", {**launch_tpu._READ, "tokenizers": "build/tok"})
+    monkeypatch.setattr(launch_tpu, "_own_data", lambda config, experiment: ("build/tok",))
     for name in ("build/mine/corpus", "build/tok", "build/other"):
         (tmp_path / name).mkdir(parents=True)
-    _, _, make, _, corpus, tokenizers, *rest = commands(capsys, *TRAIN, *given, "--initial_weights=/mnt/weights")
-    assert make[-1] == "--command=mkdir -p lingvo_moe_run lingvo_moe_run/build/mine lingvo_moe_run/build"
+    _, _, make, _, *copies = commands(capsys, *TRAIN, *given, "--initial_weights=/mnt/weights")
+    words = make[-1].split()
+    assert {"lingvo_moe_run/build/mine", "lingvo_moe_run/build"} <= set(words)
+    tokenizers, corpus, *rest = copies
     assert corpus[5:8] == ["--recurse", f"{tmp_path}/build/mine/corpus", "tpu:lingvo_moe_run/build/mine"]
     assert tokenizers[5:8] == ["--recurse", f"{tmp_path}/build/tok", "tpu:lingvo_moe_run/build"]
     assert [command[4] for command in rest] == ["ssh", "ssh"]
+
+
+def test_the_own_data_of_the_model_is_copied_or_warned_of(capsys, tmp_path, monkeypatch):
+    """A slice is charged from its creation, and training there ends where its corpus stayed here."""
+    monkeypatch.setattr(launch_tpu, "_REPOSITORY", tmp_path)
+    monkeypatch.setattr(launch_tpu, "_own_data", OWN_DATA)
+    (tmp_path / "build/debian/corpus").mkdir(parents=True)
+    assert run(*WHERE, "--dry_run", *TRAIN) == 0
+    shown = capsys.readouterr()
+    assert f"--recurse {tmp_path}/build/debian/corpus tpu:lingvo_moe_run/build/debian" in shown.out
+    assert "warning: build/debian/tokenizers (--tokenizers, of the model) is not here to be copied" in shown.err
+    assert run(*WHERE, "--dry_run", *TRAIN, "--corpus=/mnt/corpus", "--tokenizers=/mnt/tokenizers") == 0
+    shown = capsys.readouterr()
+    assert "debian" not in shown.out and not shown.err
 
 
 _MODEL = """
