@@ -96,7 +96,11 @@ def _exit(status: int) -> NoReturn:
 
 
 def execute(
-    main: Main, argv: Sequence[str], flag_values: flags.FlagValues = flags.FLAGS, description: str | None = None
+    main: Main,
+    argv: Sequence[str],
+    flag_values: flags.FlagValues = flags.FLAGS,
+    description: str | None = None,
+    shown_from: int = logging.INFO,
 ) -> int:
     """Parses `argv` into `flag_values`, calls `main` and returns the exit status.
 
@@ -105,10 +109,12 @@ def execute(
       argv: the program's name and its arguments.
       flag_values: the flags; a command with subcommands passes those of the subcommand.
       description: what --help shows above the flags; None for the docstring of the module that defines `main`.
+      shown_from: the lowest level of messages that are shown, until `main` changes it.
     """
     if description is None:
         description = inspect.getdoc(inspect.getmodule(main)) or ""
     with logging_setup.plain_lines():
+        logging_setup.show_from(shown_from)
         return _execute(main, argv, flag_values, description)
 
 

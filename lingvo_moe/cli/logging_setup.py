@@ -57,8 +57,13 @@ def _configure(logger: logging.Logger, level: int, propagate: bool, handlers: li
 
 def warnings_only():
     """Drops messages below WARNING until `plain_lines` ends: of many processes the primary one reports for all."""
+    show_from(logging.WARNING)
+
+
+def show_from(level: int):
+    """Drops messages below this level until `plain_lines` ends, or until another call."""
     for name in _LOGGERS:
-        logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger(name).setLevel(level)
 
 
 def silence_libraries():

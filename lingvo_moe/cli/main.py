@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import logging
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
@@ -26,6 +27,7 @@ from lingvo_moe.cli.run_config import (
     TranscribeConfig,
     TranslateConfig,
 )
+from lingvo_moe.distributed import watchdog
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.utils import columns
 
@@ -271,7 +273,9 @@ def main(argv: list[str]) -> int:
     def run(arguments: list[str]) -> int | None:
         return command.run(recorded.read(command.config, values), arguments[1:])
 
-    return app.execute(run, [f"lingvo_moe {name}", *argv[2:]], values, command.description(name))
+    # The parent of a watched child has read the same flags, with the same messages.
+    shown_from = logging.CRITICAL if watchdog.is_child() else logging.INFO
+    return app.execute(run, [f"lingvo_moe {name}", *argv[2:]], values, command.description(name), shown_from)
 
 
 def _show_usage(name: str) -> int:

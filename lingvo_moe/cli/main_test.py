@@ -12,6 +12,7 @@ from absl import flags
 
 from lingvo_moe import registry
 from lingvo_moe.cli import app, command_flags, main
+from lingvo_moe.distributed import watchdog
 from lingvo_moe.testing.processes import run_code
 
 
@@ -283,3 +284,12 @@ def test_an_interrupt_during_imports_is_one_line():
 )
 def test_counts_have_three_digits(count, expected):
     assert main._short(count) == expected
+
+
+def test_what_the_parent_has_said_is_not_said_again_by_the_child(monkeypatch, capsys):
+    """Both read the flags. Each warning was shown twice by each process of a run; errors end the parent already."""
+    command = ["lingvo_moe", "train", "--model=m4.Small", "--logdir=a", "--logdir=b", "--process=0"]
+    warning = "warning: --logdir is given 2 times; only the last value, b, counts.\n"
+    assert main.main(command) == 2 and capsys.readouterr().err.startswith(warning)
+    monkeypatch.setenv(watchdog._VARIABLE, "1:2")
+    assert main.main(command) == 2 and capsys.readouterr().err.startswith("error: --process=0 without --processes")

@@ -92,6 +92,7 @@ def _process_group(config: TrainConfig) -> Iterator[ProcessGroup]:
         yield ProcessGroup()
         return
     watchdog.supervise(member)
+    logging_setup.show_from(logging.INFO)  # `main` has hidden what the parent has said
     # Not later: the runtime writes why it ends this process to file descriptor 2, which the import redirects.
     lazy.import_tensorflow()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # gloo reports each connection there, and train prints nothing

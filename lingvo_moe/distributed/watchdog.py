@@ -62,6 +62,11 @@ def supervise(member: Membership):
     os.close(pipe)
 
 
+def is_child() -> bool:
+    """Returns whether this is a child that has not called `supervise` yet, which its parent has done."""
+    return _VARIABLE in os.environ
+
+
 def _run_child(member: Membership) -> int:
     read, write = os.pipe()
     child = subprocess.Popen(
