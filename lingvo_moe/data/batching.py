@@ -26,6 +26,7 @@ from lingvo_moe.data.tokenizer import SIDES, SPECIAL_IDS, Tokenizers
 from lingvo_moe.errors import UserError
 from lingvo_moe.ranges import COUNT, COUNT_OR_0, SHARE, Range
 from lingvo_moe.sharding.layout import AUTO, DeviceMesh, Layout, Spec
+from lingvo_moe.utils.counts import counted
 from lingvo_moe.utils.hashes import sha256
 
 Batch = dict[str, dict[str, np.ndarray]]
@@ -99,7 +100,7 @@ class BatchConfig:
             fitting = self.batch_size // math.gcd(self.batch_size, rows.start, rows.stop)
             raise UserError(
                 f"this process feeds rows {rows.start} to {rows.stop - 1} of a batch, which are not a whole number "
-                f"of its {self.num_shards} shards. Pass --set input.shards={fitting} and start in another --logdir, or "
+                f"of its shards of {counted(self.shard_rows, 'row')} (input.shards). Pass --set input.shards={fitting} and start in another --logdir, or "
                 "use fewer processes."
             )
         return range(rows.start // self.shard_rows, rows.stop // self.shard_rows)

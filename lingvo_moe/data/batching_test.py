@@ -225,7 +225,7 @@ def test_batch_is_divided_into_equal_shards():
     assert [default_shards(DeviceMesh(shape)) for shape in ((2048,), (32, 64), (4, 2))] == [256, 32, 8]
     with pytest.raises(
         UserError,
-        match=r"rows 6 to 11 of a batch, which are not a whole number of its 3 shards.* --set input.shards=2 ",
+        match=r"rows 6 to 11 of a batch, which are not a whole number of its shards of 4 rows .* --set input.shards=2 ",
     ):
         config.shards_of_rows(range(6, 12))
 
