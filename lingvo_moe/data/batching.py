@@ -100,8 +100,8 @@ class BatchConfig:
             fitting = self.batch_size // math.gcd(self.batch_size, rows.start, rows.stop)
             raise UserError(
                 f"this process feeds rows {rows.start} to {rows.stop - 1} of a batch, which are not a whole number "
-                f"of its shards of {counted(self.shard_rows, 'row')} (input.shards). Pass --set input.shards={fitting} and start in another --logdir, or "
-                "use fewer processes."
+                f"of its shards of {counted(self.shard_rows, 'row')} (input.shards). Pass --set input.shards={fitting} "
+                "and start in another --logdir, or use fewer processes."
             )
         return range(rows.start // self.shard_rows, rows.stop // self.shard_rows)
 
