@@ -449,4 +449,9 @@ def _mesh(assignments: tuple[str, ...], mesh: str | None, devices: int | None = 
     if devices is not None:
         return DeviceMesh((devices,))
     named = mesh or assigned
-    return DeviceMesh.parse(named) if named else None
+    if not named:
+        return None
+    try:
+        return DeviceMesh.parse(named)
+    except UserError as error:
+        raise UserError(f"{given[0]}: {error}") from None
