@@ -28,8 +28,9 @@ def train(config: TrainConfig):
         name, experiment, engine = run_setup.set_up(config, "train", changes, processes.count)
         if not processes.is_primary:
             logging_setup.warnings_only()
-        elif warning := _stages_together(experiment):
-            _logger.warning(warning)
+        else:
+            for warning in filter(None, (_stages_together(experiment), _unused_axes(experiment))):
+                _logger.warning(warning)
         # Not earlier: checkpoints import JAX, which would set libtpu up its own way before TensorFlow does.
         from lingvo_moe.training import loop
 
@@ -69,6 +70,20 @@ def _stages_together(experiment: Experiment) -> str:
         f"model.pipeline is {pipeline}, but layout {experiment.layout} does not shard its stages over the mesh "
         f"{experiment.mesh}: each device computes all of them, so the pipeline saves no time. Instead {remedy}, or "
         f"leave the pipeline out."
+    )
+
+
+def _unused_axes(experiment: Experiment) -> str:
+    """Returns a warning of mesh axes along which the layout shards nothing; empty if there are none."""
+    layout, mesh = Layout.of(experiment.mesh, experiment.layout), experiment.mesh
+    unused = layout.unused_axes
+    if not unused:
+        return ""
+    used = [str(size) for name, size in zip(mesh.axis_names, mesh.shape) if name not in unused]
+    return (
+        f"layout {experiment.layout} shards nothing along the ax{'i' if len(unused) == 1 else 'e'}s "
+        f"{', '.join(unused)} of the mesh {mesh}: devices there repeat the computation of others. Pass "
+        f"--mesh={'x'.join(used) or 1}, or --set layout=NAME with a layout for all axes."
     )
 
 

@@ -65,6 +65,23 @@ def test_stages_that_devices_do_not_share_are_a_warning(mesh, settings, expected
 
 
 @pytest.mark.parametrize(
+    "mesh, layout, expected",
+    [
+        ((2, 2), "BGE:x,V~x", "the axis y of the mesh 2x2: devices .* Pass --mesh=2, or"),
+        ((4, 2, 2), "BGE:x,V~x", "the axes z, y of the mesh 4x2x2: .* Pass --mesh=2, or"),
+        ((4, 1), "BGE:x,V~x", None),
+        ((2, 2), "BGE:x,M~x/y", None),
+        ((2, 2), "auto", None),
+        ((8,), "auto", None),
+    ],
+)
+def test_devices_that_repeat_the_computation_of_others_are_a_warning(mesh, layout, expected):
+    """A registered model may name axis rules for a mesh of one axis, as m4.Quickstart does."""
+    found = train._unused_axes(experiment.get("m4.Quickstart", (f"layout={layout}",), DeviceMesh(mesh)))
+    assert re.search(expected, found) if expected else not found
+
+
+@pytest.mark.parametrize(
     "rejected, messages",
     [
         (0, []),

@@ -352,6 +352,12 @@ class Layout:
         return Layout(mesh, layout.rules, annotated=layout.annotated)
 
     @property
+    def unused_axes(self) -> tuple[str, ...]:
+        """The mesh axes along which nothing is sharded: the devices along them make the same computations."""
+        used = {axis for rule in self.rules for axis in rule.mesh_axes}
+        return tuple(axis for axis in self.mesh.axis_names if axis not in used and self.mesh.axis_size(axis) > 1)
+
+    @property
     def is_one_device(self) -> bool:
         """Whether all tensors are on one device, none of them within a function that is vectorised."""
         return self.mesh.size == 1 and not self.outer_axes
