@@ -29,7 +29,7 @@ def rows_of_a_pass(tokens_per_expert: float, positions: int, hidden_dim: int, co
     """The rows of an expert that a pass computes; None where all positions are computed at once.
 
     Args:
-      tokens_per_expert: the mean number. A pass has rows for twice as many, as training has (GShard section 2.2).
+      tokens_per_expert: the mean number; a pass has rows for twice as many.
       positions: P of an expert, those of all groups.
       hidden_dim: H of the experts.
       context: of the call.
