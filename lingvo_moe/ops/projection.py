@@ -68,7 +68,7 @@ def project_in_float32(inputs: tf.Tensor, weight: tf.Tensor, context: Context) -
 
         return _dot(inputs, weight, (2,), (0,)), gradient
 
-    return tf.custom_gradient(product)(inputs, weight)
+    return named_gradient(product)(inputs, weight)
 
 
 def _dot(left: tf.Tensor, right: tf.Tensor, contracted: tuple[int, ...], by: tuple[int, ...]) -> tf.Tensor:

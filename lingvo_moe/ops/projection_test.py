@@ -71,7 +71,10 @@ def test_project_in_float32_equals_the_einsum_in_value_and_gradient():
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", ["v3:2x2x1", "v6e:2x4", "h100:1x8"])
 def test_the_routers_logits_are_multiplied_in_float32(topology):
-    """Read from the module that the compiler makes: the products of a router, forward and backward, and no others."""
+    """Read from the module that the compiler makes: the products of a router, forward and backward, and no others.
+
+    Their names have the scope `gating`, by which plans find the part of the model.
+    """
     target = target_of(topology)
     platform = "gpu" if isinstance(target, Cluster) else "tpu"
     layer = MixtureOfExperts(model_dim=128, hidden_dim=256, num_experts=8, num_groups=8)
@@ -91,7 +94,7 @@ def test_the_routers_logits_are_multiplied_in_float32(topology):
     text = target.load(lower("routed", function, specs, axes, layout)).hlo()
     products = [line for line in text.splitlines() if re.search(r" (convolution|dot)\(", line)]
     exact = [line for line in products if "operand_precision={highest,highest}" in line]
-    assert len(exact) == 3 and all("XlaDot" in line for line in exact) and len(products) > len(exact)
+    assert len(exact) == 3 and all("gating/XlaDot" in line for line in exact) and len(products) > len(exact)
 
 
 def check_platforms(product, inputs: tuple[int, ...], weight: tuple[int, ...]):
