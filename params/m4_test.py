@@ -72,15 +72,15 @@ def test_weights_experts_layers_and_cores_are_table_1s(name):
     assert declared == total * expert_size
 
 
-@pytest.mark.parametrize(("name", "sentences"), [("MoE2048E36L", 2), ("MoE512E36L", 8), ("MoE128E36L", 16)])
+@pytest.mark.parametrize(("name", "sentences"), [("MoE2048E36L", 2), ("MoE512E36L", 8), ("MoE128E36L", 32)])
 def test_decoding_has_room_for_the_hypotheses_of_several_sentences(name, sentences):
-    """A core decodes 16 sentences of 4 hypotheses, one group, and an expert takes all hypotheses of `sentences`.
+    """A core decodes 32 sentences of 4 hypotheses, one group, and an expert takes all hypotheses of `sentences`.
 
     Hypotheses of a sentence differ by a word or two and often choose the same experts.
     """
     config = experiment.get(f"m4.{name}")
     model, hypotheses = config.model, config.decoding_batch * config.search.beam_size
-    assert (config.decoding_batch, config.search.beam_size) == (16 * config.mesh.size, 4)
+    assert (config.decoding_batch, config.search.beam_size) == (32 * config.mesh.size, 4)
     assert model.inference_num_groups == config.mesh.size
     group = hypotheses // model.inference_num_groups
     factor = expert_capacity(group, model.num_experts, model.inference_capacity_factor)
