@@ -11,6 +11,7 @@ import math
 import numbers
 import typing
 from collections.abc import Mapping
+from typing import Any
 
 from lingvo_moe.errors import UserError
 
@@ -94,7 +95,8 @@ def _may_be_none(owner: type, name: str) -> bool:
     """Whether the type of a dataclass's field has None; of other classes no types are known."""
     if not dataclasses.is_dataclass(owner):
         return True
-    return type(None) in typing.get_args(typing.get_type_hints(owner)[name])
+    hint = typing.get_type_hints(owner)[name]
+    return hint in (Any, type(None)) or type(None) in typing.get_args(hint)
 
 
 def _is_number(value: object) -> bool:

@@ -17,7 +17,7 @@ from lingvo_moe.optimizers.schedules import InverseSquareRoot
 from lingvo_moe.sharding.layout import DeviceMesh
 
 MILLION_TOKENS = 2**20
-DECODING_POSITIONS = 2**14  # E * C of a group in a step of decoding: equal work for each number of experts
+DECODING_POSITIONS = 2**14  # E * C of a group in a step of decoding: equal AllToAlls for each number of experts
 
 
 def aux_loss_weight(num_experts: int) -> float:
@@ -92,7 +92,7 @@ class M4(Recipe):
             head_dim=self.head_dim,
             num_experts=self.num_experts,
             num_groups=2 * self.num_cores,
-            # Capacity for every token of a group (C = S) would be a thousand times the work; see
+            # Capacity for every token of a group (C = S) would make buffers a thousand times as large; see
             # `MixtureOfExperts`. A core is a group. The encoder has capacity for four times the mean load, a step
             # of decoding for all hypotheses of two sentences (E = 2048), eight (512), all 32 (128).
             inference_capacity_factor=8.0 if self.num_experts else None,

@@ -229,6 +229,11 @@ def _check_training(config: run_config.TrainConfig, num_cores: int) -> Experimen
     run_setup.membership(config)
     # An absolute path is of the slice's machine; without what it registers, nothing is known of the model.
     if not all(os.path.exists(where) for where in config.imports if where.endswith(".py")):
+        if not (config.corpus and config.tokenizers):
+            _logger.warning(
+                "the model is not known here, as --import is a file of the slice: its corpus and tokenizers are not "
+                "copied. Pass --corpus and --tokenizers."
+            )
         return None
     for where in config.imports:
         extensions.import_module(where)

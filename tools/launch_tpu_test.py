@@ -14,6 +14,7 @@ from tools import launch_tpu
 
 WHERE = ("--slice=tpu", "--zone=europe-west4-a")
 TRAIN = ("--", "--model=m4.Small", "--set", "training.seed=1")
+_OWN_DATA = launch_tpu._own_data  # the fixture `no_defaults` replaces it
 
 
 def run(*arguments: str) -> int:
@@ -23,12 +24,9 @@ def run(*arguments: str) -> int:
     return app.execute(launch_tpu.main, ["launch_tpu", *arguments], launch_tpu._VALUES)
 
 
-OWN_DATA = launch_tpu._own_data
-
-
 @pytest.fixture(autouse=True)
 def no_defaults(monkeypatch):
-    """The corpus and tokenizers that this checkout may have are no matter."""
+    """Tests do not depend on the corpus and tokenizers that this checkout may have."""
     monkeypatch.setattr(launch_tpu, "_own_data", lambda config, experiment: ())
 
 
@@ -90,7 +88,7 @@ def test_what_train_reads_is_copied_to_the_same_paths(capsys, tmp_path, monkeypa
 def test_the_own_data_of_the_model_is_copied_or_warned_of(capsys, tmp_path, monkeypatch):
     """A slice is charged from its creation, and training there ends where its corpus stayed here."""
     monkeypatch.setattr(launch_tpu, "_REPOSITORY", tmp_path)
-    monkeypatch.setattr(launch_tpu, "_own_data", OWN_DATA)
+    monkeypatch.setattr(launch_tpu, "_own_data", _OWN_DATA)
     (tmp_path / "build/debian/corpus").mkdir(parents=True)
     assert run(*WHERE, "--dry_run", *TRAIN) == 0
     shown = capsys.readouterr()
@@ -137,7 +135,10 @@ def test_a_module_is_copied_with_its_package(capsys, tmp_path, monkeypatch):
         (tmp_path / name).write_text("")
     *_, copied, _, _ = commands(capsys, *TRAIN, "--import=tpu_package.inside", "--import=params.m4")
     assert copied[5:8] == ["--recurse", f"{tmp_path}/tpu_package", "tpu:lingvo_moe_run"]
-    commands(capsys, "--", "--model=there.Model", "--import=/mnt/there.py")
+    there = ("--", "--model=there.Model", "--import=/mnt/there.py")
+    commands(capsys, *there, "--corpus=/mnt/corpus", "--tokenizers=/mnt/tokenizers")
+    assert run(*WHERE, "--dry_run", *there) == 0
+    assert "its corpus and tokenizers are not copied" in capsys.readouterr().err
 
 
 def test_slice_of_many_machines_is_driven_by_the_first(capsys):

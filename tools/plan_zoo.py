@@ -127,7 +127,8 @@ def _open_questions() -> dict[str, Request]:
         found[f"m4.{row}.highest"] = Request(f"m4.{row}", ("matmul_precision=highest",))
     for model in (*(f"m4.{row}" for row in _M4_ROWS), *_GENERATING):
         found[f"{model}.decode"] = Request(model, program="decode")
-    # Their training shards dense weights, as the update of all does not fit; decoding would gather them in each step.
+    # Their layouts shard dense weights, since complete updates do not fit in training; decoding would gather them in
+    # each step.
     for model in _LARGEST:
         found[f"{model}.decode"] = Request(model, ("layout=gshard",), program="decode")
     for attempt in ("gspmd_attempt_1", "gspmd_attempt_2"):
@@ -163,7 +164,7 @@ def _other_layouts() -> dict[str, Request]:
     # Weights sharded along y alone need no AllGather in each step of decoding.
     model = "dense_lm.Dense64BMesh8x16"
     found[f"{model}.decode_on_1x128"] = Request(model, program="decode", mesh="1x128")
-    # On GPUs: a group for each, and activations of bfloat16, to which a TPU rounds them by itself.
+    # On GPUs: a group for each, and activations in bfloat16, as which a TPU multiplies and sends float32 by default.
     for model, topology, devices, capacity in (
         ("MoE128E12L", "h100:4x8", 32, 128),
         ("MoE2048E36L", "h100:32x8", 256, 16),

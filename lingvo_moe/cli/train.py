@@ -79,11 +79,12 @@ def _unused_axes(experiment: Experiment) -> str:
     unused = layout.unused_axes
     if not unused:
         return ""
-    used = [str(size) for name, size in zip(mesh.axis_names, mesh.shape) if name not in unused]
+    only_x = ":" in experiment.layout and {axis for rule in layout.rules for axis in rule.mesh_axes} == {"x"}
+    remedy = f"Pass --mesh={mesh.size}, or" if only_x else "Pass"
     return (
         f"layout {experiment.layout} shards nothing along the ax{'i' if len(unused) == 1 else 'e'}s "
-        f"{', '.join(unused)} of the mesh {mesh}: devices there repeat the computation of others. Pass "
-        f"--mesh={'x'.join(used) or 1}, or --set layout=NAME with a layout for all axes."
+        f"{', '.join(unused)} of the mesh {mesh}: devices there repeat the computation of others. {remedy} "
+        f"--set layout=NAME with a layout for all axes."
     )
 
 

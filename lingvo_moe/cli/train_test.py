@@ -67,8 +67,9 @@ def test_stages_that_devices_do_not_share_are_a_warning(mesh, settings, expected
 @pytest.mark.parametrize(
     "mesh, layout, expected",
     [
-        ((2, 2), "BGE:x,V~x", "the axis y of the mesh 2x2: devices .* Pass --mesh=2, or"),
-        ((4, 2, 2), "BGE:x,V~x", "the axes l, y of the mesh 4x2x2: .* Pass --mesh=2, or"),
+        ((2, 2), "BGE:x,V~x", "the axis y of the mesh 2x2: devices .* Pass --mesh=4, or"),
+        ((2, 2), "BGE:y", "the axis x of the mesh 2x2: .* Pass --set layout=NAME"),
+        ((4, 2, 2), "BGE:x,V~x", "the axes l, y of the mesh 4x2x2: .* Pass --mesh=16, or"),
         ((4, 1), "BGE:x,V~x", None),
         ((2, 2), "BGE:x,M~x/y", None),
         ((2, 2), "auto", None),

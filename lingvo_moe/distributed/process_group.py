@@ -87,7 +87,7 @@ class ProcessGroup:
     def require_same(self, settings: dict[str, str]):
         """Raises UserError, in all processes, if the settings of one differ from those of process 0.
 
-        The error names the first one that differs, so what others decide comes after them.
+        The error names the first setting that differs, so a setting must come before those that depend on it.
         """
         everyone = self.gather({"--processes": str(self.count), **settings})
         for index, theirs in enumerate(everyone):

@@ -63,7 +63,7 @@ def supervise(member: Membership):
 
 
 def is_child() -> bool:
-    """Returns whether this is a child that has not called `supervise` yet, which its parent has done."""
+    """Returns whether this process is a watched child that has not called `supervise` yet."""
     return _VARIABLE in os.environ
 
 

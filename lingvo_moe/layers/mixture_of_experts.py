@@ -152,7 +152,7 @@ class MixtureOfExperts(Layer):
         return self.dispatch == AUTO and has_full_capacity and prefers_block_sparse(context)
 
     def _rows_of_a_pass(self, grouped: tf.Tensor, capacity: int, context: Context) -> int | None:
-        """See `ops.compaction`; None where all positions are computed, or may be used."""
+        """See `ops.compaction.rows_of_a_pass`; None also for a router that fills its buffers (expert choice)."""
         if self.make_router().has_fixed_capacity:
             return None
         groups, size, _ = grouped.shape
@@ -183,8 +183,8 @@ class MixtureOfExperts(Layer):
         """Algorithm 2, lines 3 to 9: `[G, S, M]` to `[G, S, M]`.
 
         The order of the logical axes decides the sharding, so the two resharding steps from groups to experts and back,
-        each an AllToAll, are the two transpositions GECM -> EGCM and EGCM -> GECM. A third one, in inference where most
-        positions are empty, tells experts which are used; see `ops.compaction`.
+        each an AllToAll, are the two transpositions GECM -> EGCM and EGCM -> GECM. In inference where most positions
+        are empty, a third transposition, GEC -> EGC, sends the experts a mask of the used ones; see `ops.compaction`.
         """
         rows = self._rows_of_a_pass(grouped, capacity, context)
         network = functools.partial(self._network, theta)

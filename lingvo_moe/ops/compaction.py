@@ -6,7 +6,7 @@ of rows per pass, by one-hot products (as `dispatch.Einsum`). Every pass compute
 them in their positions. The number of passes is known only at run time, so the loop has no gradient. No token is
 dropped: if the fullest expert has more rows than a pass, all experts make another pass.
 
-NaN in a row becomes NaN in all rows of its pass and of later ones, as 0 * NaN is NaN.
+NaN or infinity in a token makes all rows of its expert NaN, as 0 * NaN and 0 * inf are NaN.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
 from lingvo_moe.ops.routing import NONE
 
-_MULTIPLE = 8  # rows of a TPU's tile
+_MULTIPLE = 8  # rows of a TPU's tile of float32
 _LARGEST_COST = 0.5  # of a pass, as a share of computing all positions
 # On a TPU or GPU: with fewer positions, reading an expert's weights takes longer than multiplying.
 _FEWEST_POSITIONS = 1024

@@ -57,7 +57,7 @@ def test_every_used_position_is_computed_once_and_no_other(data):
 
 
 def test_no_pass_is_made_where_no_position_is_used():
-    """A core of which all sentences have ended has none."""
+    """As in a step in which all tokens are paddings, or of searches that have ended."""
     buffers = tf.zeros((2, 2, 3, 4))
     outputs = apply_compacted(pytest.fail, buffers, tf.zeros((2, 2, 3), tf.bool), 8, Context())
     np.testing.assert_array_equal(outputs, buffers)
@@ -154,16 +154,16 @@ def test_only_mostly_empty_buffers_of_several_devices_are_compacted():
     devices = Layout.of(DeviceMesh((8,)))
     inference, training = Context(devices), Context(devices, tf.constant([0, 1]))
     on_cpus = Context(devices, platform="cpu")
-    assert rows_of_a_pass(128, 2048 * 8, 8192, inference) == 256, "a step of decoding of MoE(2048E, 36L)"
+    assert rows_of_a_pass(256, 2048 * 8, 8192, inference) == 512, "a step of decoding of MoE(2048E, 36L)"
     assert rows_of_a_pass(32, 512, 8192, inference) is None, "a step of MoE(10B, 32E): the weights' time"
     assert rows_of_a_pass(32, 512, 8192, on_cpus) == 64
     assert rows_of_a_pass(0.5, 64, 64, on_cpus) == 8, "at least a tile"
     assert rows_of_a_pass(13, 128, 64, on_cpus) is None, "32 rows would cost a quarter, and one-hot products a half"
-    assert rows_of_a_pass(4096, 2048 * 8, 8192, inference) is None, "the encoder"
+    assert rows_of_a_pass(8192, 2048 * 16, 8192, inference) is None, "the encoder"
     vectorized = dataclasses.replace(inference, layout=devices.vectorized("L"))
     sharded = [Context(Layout.of(DeviceMesh((4, 2)), rules)) for rules in ("BG:x,E:y", "BGE:x,C:y")]
     for context in (training, Context(), vectorized, *sharded):
-        assert rows_of_a_pass(128, 2048 * 8, 8192, context) is None
+        assert rows_of_a_pass(256, 2048 * 8, 8192, context) is None
 
 
 def test_expert_choice_fills_its_buffers():
