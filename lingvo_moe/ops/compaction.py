@@ -21,7 +21,8 @@ from lingvo_moe.ops.routing import NONE
 
 _MULTIPLE = 8  # rows of a TPU's tile of float32
 _LARGEST_COST = 0.5  # of a pass, as a share of computing all positions
-# On a TPU or GPU: with fewer positions, reading an expert's weights takes longer than multiplying.
+# On a TPU or GPU: with fewer positions, reading an expert's weights takes longer than multiplying. By its plan on TPU
+# v3, decoding with sparse_lm.MoE10B32E, which has 512 positions, would take 5 % more computation.
 _FEWEST_POSITIONS = 1024
 
 
