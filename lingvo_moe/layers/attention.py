@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 
-from lingvo_moe.layers.base import Context, Layer, matrix
+from lingvo_moe.layers.base import Context, Layer, Weight, matrix
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.attention import CACHED_AXES, attention_logits, attention_mean, cached_attention_mean
 from lingvo_moe.ops.projection import project
@@ -27,6 +27,7 @@ class MultiHeadAttention(Layer):
       twin_keys: whether the projection of keys starts equal to that of queries (Trockman and Kolter 2023). A query then
         attends from the first step on to what is like itself: to the same position, and with tied embeddings to the
         same word.
+      biases: whether the four projections have a bias; that of keys, which has no effect, is not trained.
     """
 
     model_dim: int
@@ -34,16 +35,22 @@ class MultiHeadAttention(Layer):
     head_dim: int
     dropout: float = 0.0
     twin_keys: bool = False
+    biases: bool = False
 
     def weights(self) -> dict:
         """See `Layer.weights`."""
         sizes = {"M": self.model_dim, "N": self.num_heads, "D": self.head_dim}
-        return {
+        matrices = {
             "query": matrix("MND", fan_in="M", **sizes),
             "key": dataclasses.replace(matrix("MND", fan_in="M", **sizes), twin="query" if self.twin_keys else ""),
             "value": matrix("MND", fan_in="M", **sizes),
             "output": matrix("NDM", fan_in="ND", **sizes),
         }
+        if not self.biases:
+            return matrices
+        of_heads = Weight((self.num_heads, self.head_dim), "ND")
+        biases = dict.fromkeys(("query_bias", "key_bias", "value_bias"), of_heads)
+        return {**matrices, **biases, "output_bias": Weight((self.model_dim,), "M")}
 
     def __call__(
         self, theta: dict, queries: tf.Tensor, memory: tf.Tensor, mask: tf.Tensor, context: Context
@@ -54,8 +61,12 @@ class MultiHeadAttention(Layer):
 
     def keys_values(self, theta: dict, memory: tf.Tensor, context: Context) -> tuple[tf.Tensor, tf.Tensor]:
         """`[B, L, M]` to keys and values, each `[B, L, N, D]`."""
-        keys = project(memory, theta["key"], context)
-        values = project(memory, theta["value"], context)
+        bias = theta.get("key_bias")
+        # It adds the same to all logits of a query, so a softmax does not change, and its gradient is 0. Computed, that
+        # would be rounding errors, which Adafactor would scale to updates as large as others.
+        bias = None if bias is None else tf.stop_gradient(bias)
+        keys = project(memory, theta["key"], context, bias=bias)
+        values = project(memory, theta["value"], context, bias=theta.get("value_bias"))
         return context.checkpoint_name(keys, "hidden", "BLND"), context.checkpoint_name(values, "hidden", "BLND")
 
     def attend(
@@ -77,8 +88,7 @@ class MultiHeadAttention(Layer):
         logits = self.logits(theta, projected, keys, key_axes, context)
         drop = functools.partial(context.dropout, rate=self.dropout, key="attention", logical_axes="BNTL")
         attended = attention_mean(logits, mask, values, value_axes, drop, context)
-        outputs = project(attended, theta["output"], context, contracted=2)
-        return context.checkpoint_name(outputs, "output", "BTM")
+        return context.checkpoint_name(self._outputs(theta, attended, context), "output", "BTM")
 
     def attend_cached(
         self,
@@ -114,12 +124,16 @@ class MultiHeadAttention(Layer):
         own = tf.gather(mask, start + tf.range(queries.shape[1]), axis=2)
         seen = tf.concat([tf.logical_and(mask, is_before), own], axis=2)
         attended = cached_attention_mean(logits, seen, cached_values, values, context)
-        return context.annotate(project(attended, theta["output"], context, contracted=2), "BTM")
+        return context.annotate(self._outputs(theta, attended, context), "BTM")
+
+    def _outputs(self, theta: dict, attended: tf.Tensor, context: Context) -> tf.Tensor:
+        """The projected means of values, `[B, T, N, D]` to `[B, T, M]`."""
+        return project(attended, theta["output"], context, contracted=2, bias=theta.get("output_bias"))
 
     def _queries(self, theta: dict, queries: tf.Tensor, context: Context) -> tf.Tensor:
         """The projected queries, divided by the root of D: `[B, T, N, D]`."""
-        projected = project(queries, theta["query"], context) * (1.0 / math.sqrt(self.head_dim))
-        return context.checkpoint_name(projected, "hidden", "BTND")
+        projected = project(queries, theta["query"], context, bias=theta.get("query_bias"))
+        return context.checkpoint_name(projected * (1.0 / math.sqrt(self.head_dim)), "hidden", "BTND")
 
     def logits(self, theta: dict, queries: tf.Tensor, keys: tf.Tensor, key_axes: str, context: Context) -> tf.Tensor:
         """Products of queries `[B, T, N, D]`, divided by the root of D, and keys: `[B, N, T, L]`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,8 @@ from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
 
 MODEL, HEADS, HEAD = 8, 4, 3
-LAYER = MultiHeadAttention(model_dim=MODEL, num_heads=HEADS, head_dim=HEAD)
+LAYER = MultiHeadAttention(model_dim=MODEL, num_heads=HEADS, head_dim=HEAD, biases=True)
+PLAIN = dataclasses.replace(LAYER, biases=False)
 # Relative to the largest element: products over M = 8, D = 3, N * D = 12 and a softmax over a few positions.
 TOLERANCE = 16 * harness.FLOAT32_ROUNDING
 
@@ -29,37 +32,45 @@ def tokens_of(*shape: int) -> np.ndarray:
 
 def by_numpy(theta: dict, queries: np.ndarray, memory: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """softmax(q k^T / sqrt(D)) v, for each sentence, query and head (Vaswani et al. 2017, equation 1)."""
-    outputs = np.zeros(queries.shape)
+
+    def project(name: str, n: int, inputs: np.ndarray) -> np.ndarray:
+        return inputs.astype(np.float64) @ theta[name][:, n] + theta.get(f"{name}_bias", np.zeros((HEADS, HEAD)))[n]
+
+    outputs = np.zeros(queries.shape) + theta.get("output_bias", 0.0)
     for b, t in np.ndindex(queries.shape[:2]):
         for n in range(HEADS):
-            visible = memory[b][mask[b, t]].astype(np.float64)
-            scores = visible @ theta["key"][:, n] @ (queries[b, t] @ theta["query"][:, n]) / np.sqrt(HEAD)
+            visible = memory[b][mask[b, t]]
+            scores = project("key", n, visible) @ project("query", n, queries[b, t]) / np.sqrt(HEAD)
             shares = np.exp(scores - scores.max())
-            outputs[b, t] += shares / shares.sum() @ (visible @ theta["value"][:, n]) @ theta["output"][n]
+            outputs[b, t] += shares / shares.sum() @ project("value", n, visible) @ theta["output"][n]
     return outputs
 
 
-def attend(theta: dict, queries: np.ndarray, memory: np.ndarray, mask: np.ndarray) -> np.ndarray:
+def attend(
+    theta: dict, queries: np.ndarray, memory: np.ndarray, mask: np.ndarray, layer: MultiHeadAttention = LAYER
+) -> np.ndarray:
     tensors = tree.map_leaves(tf.constant, theta)
-    return LAYER(tensors, tf.constant(queries), tf.constant(memory), tf.constant(mask), Context()).numpy()
+    return layer(tensors, tf.constant(queries), tf.constant(memory), tf.constant(mask), Context()).numpy()
 
 
 def assert_close(actual: np.ndarray, expected: np.ndarray):
     np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
 
 
-def test_equals_numpy():
+@pytest.mark.parametrize("layer", [LAYER, PLAIN], ids=["biases", "plain"])
+def test_equals_numpy(layer):
     queries, memory = tokens_of(2, 3), tokens_of(2, 5)
+    theta = {name: theta_of()[name] for name in layer.weights()}
     mask = np.random.default_rng(2).random((2, 3, 5)) < 0.6
     mask[..., 0] = True
-    assert_close(attend(theta_of(), queries, memory, mask), by_numpy(theta_of(), queries, memory, mask))
+    assert_close(attend(theta, queries, memory, mask, layer), by_numpy(theta, queries, memory, mask))
 
 
 def test_a_query_that_sees_nothing_gets_the_mean_of_all_values():
     memory, theta = tokens_of(1, 4), theta_of()
     found = attend(theta, tokens_of(1, 1), memory, np.zeros((1, 1, 4), bool))[0, 0]
-    mean = np.einsum("lm,mnd->lnd", memory[0], theta["value"]).mean(axis=0)
-    assert_close(found, np.einsum("nd,ndm->m", mean, theta["output"]))
+    mean = np.einsum("lm,mnd->lnd", memory[0], theta["value"]).mean(axis=0) + theta["value_bias"]
+    assert_close(found, np.einsum("nd,ndm->m", mean, theta["output"]) + theta["output_bias"])
 
 
 def test_segment_mask_is_same_segment_and_no_padding():
@@ -111,7 +122,7 @@ def test_attend_over_given_keys_and_values_is_the_same():
 
 
 def test_dropout_drops_attention_probabilities_in_training_only():
-    layer = MultiHeadAttention(model_dim=MODEL, num_heads=HEADS, head_dim=HEAD, dropout=0.5)
+    layer = dataclasses.replace(LAYER, dropout=0.5)
     theta, tokens = tree.map_leaves(tf.constant, theta_of()), tf.constant(tokens_of(2, 5))
     mask = tf.ones((2, 5, 5), tf.bool)
     without = layer(theta, tokens, tokens, mask, Context()).numpy()

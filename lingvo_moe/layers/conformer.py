@@ -28,7 +28,7 @@ class ConformerLayer(TransformerLayer):
 
     def weights(self) -> dict:
         """See `Layer.weights`."""
-        norm, feed_forward = self._norm.weights(), feed_forward_weights(self.feed_forward)
+        norm, feed_forward = self.norm.weights(), feed_forward_weights(self.feed_forward)
         return {
             "feed_forward_before": {"norm": norm, **feed_forward},
             "self_attention": {"norm": norm, **self.attention.weights()},
@@ -45,12 +45,12 @@ class ConformerLayer(TransformerLayer):
         outputs = self._attend("self_attention", theta, outputs, None, masks.self_attention, context)
         outputs = self._convolve(theta["convolution"], outputs, masks, context)
         outputs, after = self._feed_forward(theta, outputs, masks, context, "feed_forward_after", weight=0.5)
-        normed = context.annotate(self._norm(theta["norm"], outputs, context), "BTM")
+        normed = context.annotate(self.norm(theta["norm"], outputs, context), "BTM")
         context.summarize("norm", lambda: magnitude(normed))
         return normed, {name: (before[name] + after[name]) / 2 for name in before}
 
     def _convolve(self, theta: dict, inputs: tf.Tensor, masks: Masks, context: Context) -> tf.Tensor:
         with tf.name_scope("convolution"):
-            normed = self._norm(theta["norm"], inputs, context)
+            normed = self.norm(theta["norm"], inputs, context)
             convolved = self.convolution(theta, normed, masks.paddings, context.fold("convolution"))
             return self._add(inputs, convolved, "convolution", context)

@@ -28,10 +28,12 @@ class ConvolutionModule(Layer):
     Attributes:
       model_dim: M.
       kernel_size: K, the positions that an output depends on: (K - 1) // 2 before it and K // 2 after it.
+      norm_epsilon: of the layer normalisation.
     """
 
     model_dim: int
     kernel_size: int
+    norm_epsilon: float = LayerNorm.epsilon
 
     def __post_init__(self):
         if self.kernel_size < 1:
@@ -72,7 +74,7 @@ class ConvolutionModule(Layer):
 
     @property
     def _norm(self) -> LayerNorm:
-        return LayerNorm(model_dim=self.model_dim)
+        return LayerNorm(model_dim=self.model_dim, epsilon=self.norm_epsilon)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

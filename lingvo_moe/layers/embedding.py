@@ -21,10 +21,12 @@ class Embedding(Layer):
     Attributes:
       vocabulary: V, the number of ids.
       model_dim: M, the size of a vector.
+      position_offset: added to positions; fairseq counts from 2.
     """
 
     vocabulary: int
     model_dim: int
+    position_offset: int = 0
 
     def weights(self) -> dict:
         """See `Layer.weights`."""
@@ -38,7 +40,7 @@ class Embedding(Layer):
         # Whole rows are read, so a replicated table needs no communication and a sharded one an AllReduce of [B, T, M].
         with tf.name_scope("embedding"):
             vectors = tf.gather(theta["table"], ids) * math.sqrt(self.model_dim)
-            return context.cast(vectors + sinusoids(positions, self.model_dim))
+            return context.cast(vectors + sinusoids(positions + self.position_offset, self.model_dim))
 
 
 def sinusoids(positions: tf.Tensor, model_dim: int) -> tf.Tensor:

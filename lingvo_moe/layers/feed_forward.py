@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from lingvo_moe import definitions, ranges
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.extensions import Registry
-from lingvo_moe.layers.base import Context, Layer, check_weights, matrix
+from lingvo_moe.layers.base import Context, Layer, Weight, check_weights, matrix
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.activation import relu
 from lingvo_moe.ops.projection import project
@@ -169,11 +169,13 @@ class DenseFeedForward(Layer):
       model_dim: M.
       hidden_dim: H.
       activation: `relu`, or `swish`, x sigmoid(x), as in the Conformer.
+      biases: whether both projections have a bias.
     """
 
     model_dim: int
     hidden_dim: int
     activation: str = "relu"
+    biases: bool = False
 
     def __post_init__(self):
         ranges.check("layer dense: ", self, {"model_dim": COUNT, "hidden_dim": COUNT})
@@ -196,18 +198,20 @@ class DenseFeedForward(Layer):
     def weights(self) -> dict:
         """See `Layer.weights`."""
         sizes = {"M": self.model_dim, "H": self.hidden_dim}
-        return {"wi": matrix("MH", fan_in="M", **sizes), "wo": matrix("HM", fan_in="H", **sizes)}
+        matrices = {"wi": matrix("MH", fan_in="M", **sizes), "wo": matrix("HM", fan_in="H", **sizes)}
+        biases = {"wi_bias": Weight((self.hidden_dim,), "H"), "wo_bias": Weight((self.model_dim,), "M")}
+        return {**matrices, **biases} if self.biases else matrices
 
     def __call__(
         self, theta: dict, inputs: tf.Tensor, paddings: tf.Tensor, context: Context
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """`[B, T, M]` to (`[B, T, M]`, no metrics); see `FeedForward`."""
         del paddings  # each position is computed by itself
-        hidden = project(inputs, theta["wi"], context)
+        hidden = project(inputs, theta["wi"], context, bias=theta.get("wi_bias"))
         if self.activation == "relu":
             hidden = relu(hidden, "BTH", context)
         else:
             hidden = context.checkpoint_name(hidden, "hidden", "BTH")
             hidden *= tf.sigmoid(hidden)
-        outputs = project(hidden, theta["wo"], context)
+        outputs = project(hidden, theta["wo"], context, bias=theta.get("wo_bias"))
         return context.checkpoint_name(outputs, "output", "BTM"), {}

@@ -25,7 +25,7 @@ from lingvo_moe.testing import harness
 
 # Relative to the largest element: products over M = 8 and H = 16, summed in another order.
 TOLERANCE = 16 * harness.FLOAT32_ROUNDING
-LAYER = DenseFeedForward(model_dim=8, hidden_dim=16)
+LAYER = DenseFeedForward(model_dim=8, hidden_dim=16, biases=True)
 
 
 def case() -> dict:
@@ -34,27 +34,31 @@ def case() -> dict:
     return {"theta": theta, "inputs": random.normal(size=(8, 4, 8)).astype(np.float32)}
 
 
-def call(layout: Layout = Layout()):
+def call(layout: Layout = Layout(), layer: DenseFeedForward = LAYER):
     def function(inputs: dict) -> dict:
         paddings = tf.zeros(inputs["inputs"].shape[:2], tf.bool)
-        outputs, metrics = LAYER(inputs["theta"], inputs["inputs"], paddings, Context(layout))
+        outputs, metrics = layer(inputs["theta"], inputs["inputs"], paddings, Context(layout))
         assert metrics == {}
         return {"outputs": outputs}
 
     return function
 
 
-def test_equals_numpy():
-    inputs = case()
-    expected = np.maximum(0, inputs["inputs"].astype(np.float64) @ inputs["theta"]["wi"]) @ inputs["theta"]["wo"]
-    found = harness.run(call(), inputs)["outputs"]
+@pytest.mark.parametrize("biases", [True, False])
+def test_equals_numpy(biases):
+    inputs, layer = case(), dataclasses.replace(LAYER, biases=biases)
+    theta = inputs["theta"] = {name: inputs["theta"][name] for name in layer.weights()}
+    hidden = np.maximum(0, inputs["inputs"].astype(np.float64) @ theta["wi"] + theta.get("wi_bias", 0.0))
+    expected = hidden @ theta["wo"] + theta.get("wo_bias", 0.0)
+    found = harness.run(call(layer=layer), inputs)["outputs"]
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("mesh", ["8", "4x2"])
 def test_partitioned_equals_unpartitioned(mesh):
     layout = Layout.of(DeviceMesh.parse(mesh))
-    logical_axes = {"theta/wi": "MH", "theta/wo": "HM", "inputs": "BTM"}
+    logical_axes = {f"theta/{name}": weight.logical_axes for name, weight in LAYER.weights().items()}
+    logical_axes["inputs"] = "BTM"
     logical_axes |= {f"gradients/{path}": name for path, name in logical_axes.items()} | {"values/outputs": "BTM"}
     one = harness.run(harness.with_gradients(call()), case())
     many = harness.run(harness.with_gradients(call(layout)), case(), layout, logical_axes)
@@ -63,16 +67,19 @@ def test_partitioned_equals_unpartitioned(mesh):
 
 
 def test_has_2mh_weights():
-    assert LAYER.num_weights() == 2 * 8 * 16
+    """And biases only where they are asked for: the papers' layers have none."""
+    assert dataclasses.replace(LAYER, biases=False).num_weights() == 2 * 8 * 16
+    assert LAYER.num_weights() == 2 * 8 * 16 + 8 + 16
 
 
 def test_swish_is_x_times_its_sigmoid():
     """Chosen by name, and computed eagerly."""
-    layer, given = make_feed_forward("dense:activation=swish", {"model_dim": 8, "hidden_dim": 16}), case()
+    given = case()
+    layer = make_feed_forward("dense:activation=swish", {"model_dim": 8, "hidden_dim": 16, "biases": True})
     theta = {name: tf.constant(weight) for name, weight in given["theta"].items()}
     found, _ = layer(theta, tf.constant(given["inputs"]), tf.zeros((8, 4), tf.bool), Context())
-    hidden = given["inputs"].astype(np.float64) @ given["theta"]["wi"]
-    expected = hidden / (1 + np.exp(-hidden)) @ given["theta"]["wo"]
+    hidden = given["inputs"].astype(np.float64) @ given["theta"]["wi"] + given["theta"]["wi_bias"]
+    expected = hidden / (1 + np.exp(-hidden)) @ given["theta"]["wo"] + given["theta"]["wo_bias"]
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
 
 

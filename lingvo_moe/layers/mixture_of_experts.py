@@ -7,7 +7,7 @@ import functools
 import math
 
 from lingvo_moe import ranges
-from lingvo_moe.layers.base import Context, Layer, matrix
+from lingvo_moe.layers.base import Context, Layer, Weight, matrix
 from lingvo_moe.layers.feed_forward import register_feed_forward
 from lingvo_moe.layers.routers.base import Router, call_router, make_router
 from lingvo_moe.layers.summaries import router_entropy
@@ -48,6 +48,7 @@ class MixtureOfExperts(Layer):
       inference_num_groups: G outside training. 0: as in training.
       dispatch: how tokens reach their experts, `einsum`, `gather` or `auto`; see `ops.dispatch`, and `ops.block_sparse`
         for what `auto` is in inference on one processor.
+      biases: whether both projections of each expert have a bias; the router's has none.
     """
 
     model_dim: int
@@ -60,6 +61,7 @@ class MixtureOfExperts(Layer):
     inference_min_capacity: int = 1
     inference_num_groups: int = 0
     dispatch: str = AUTO
+    biases: bool = False
 
     def __post_init__(self):
         ranges.check("layer moe: ", self, _RANGES)
@@ -98,12 +100,17 @@ class MixtureOfExperts(Layer):
     def weights(self) -> dict:
         """See `Layer.weights`."""
         sizes = {"E": self.num_experts, "M": self.model_dim, "H": self.hidden_dim}
-        return {
+        matrices = {
             # Lower case: every device routes its own groups to all experts (GShard section 3.2, `wg = replicate(wg)`).
             "gate": dataclasses.replace(matrix("me", fan_in="m", **sizes), wide=True),
             "wi": matrix("EMH", fan_in="M", **sizes),
             "wo": matrix("EHM", fan_in="H", **sizes),
         }
+        biases = {
+            "wi_bias": Weight((self.num_experts, self.hidden_dim), "EH"),
+            "wo_bias": Weight((self.num_experts, self.model_dim), "EM"),
+        }
+        return {**matrices, **biases} if self.biases else matrices
 
     def __call__(
         self, theta: dict, inputs: tf.Tensor, paddings: tf.Tensor, context: Context
@@ -203,5 +210,5 @@ class MixtureOfExperts(Layer):
 
     def _network(self, theta: dict, buffers: tf.Tensor, context: Context) -> tf.Tensor:
         """The experts' networks, of `[E, G, C, M]` and to the same shape."""
-        hidden = relu(project_by_expert(buffers, theta["wi"], context), "EGCH", context)
-        return context.annotate(project_by_expert(hidden, theta["wo"], context), "EGCM")
+        hidden = relu(project_by_expert(buffers, theta["wi"], context, theta.get("wi_bias")), "EGCH", context)
+        return context.annotate(project_by_expert(hidden, theta["wo"], context, theta.get("wo_bias")), "EGCM")

@@ -33,7 +33,8 @@ BFLOAT16_TOLERANCE = 4 * harness.BFLOAT16_ROUNDING
 
 
 def layer_of(**changes) -> MixtureOfExperts:
-    fields = {"model_dim": MODEL, "hidden_dim": HIDDEN, "num_experts": EXPERTS, "num_groups": GROUPS}
+    """With biases, which NLLB-MoE's have and the papers' have not."""
+    fields = {"model_dim": MODEL, "hidden_dim": HIDDEN, "num_experts": EXPERTS, "num_groups": GROUPS, "biases": True}
     return MixtureOfExperts(**(fields | changes))
 
 
@@ -41,7 +42,7 @@ def inputs_of(layer: MixtureOfExperts, batch: int = BATCH, length: int = LENGTH,
     """Random weights, tokens and paddings."""
     random = np.random.default_rng(0)
     theta = {
-        name: (weight.stddev * random.normal(size=weight.shape)).astype(np.float32)
+        name: ((weight.stddev or 0.5) * random.normal(size=weight.shape)).astype(np.float32)
         for name, weight in layer.weights().items()
     }
     theta["gate"] *= 3  # sharper gates: both large and small second choices
@@ -76,8 +77,9 @@ def token_by_token(layer: MixtureOfExperts, inputs: dict, factor: float | None, 
     outputs = np.zeros(tokens.shape)
     for g, s in np.ndindex(tokens.shape[:2]):
         for expert, weight in zip(routing.experts[g, s].numpy(), routing.weights[g, s].numpy()):
-            hidden = np.maximum(0, tokens[g, s] @ theta["wi"][expert])
-            outputs[g, s] += weight * (hidden @ theta["wo"][expert])
+            wi_bias, wo_bias = (theta[name][expert] if layer.biases else 0.0 for name in ("wi_bias", "wo_bias"))
+            hidden = np.maximum(0, tokens[g, s] @ theta["wi"][expert] + wi_bias)
+            outputs[g, s] += weight * (hidden @ theta["wo"][expert] + wo_bias)
     return outputs.reshape(inputs["inputs"].shape)
 
 
@@ -90,6 +92,7 @@ def assert_close(actual: np.ndarray, expected: np.ndarray, tolerance: float = TO
 @pytest.mark.parametrize("experts, groups, factor", [(8, 8, 2.0), (2, 1, 1.0), (16, 4, 2.0), (4, 2, None)])
 def test_equals_a_loop_over_tokens(experts, groups, factor, training, dispatch):
     layer = layer_of(
+        biases=experts > 2,
         num_experts=experts,
         num_groups=groups,
         capacity_factor=factor,
@@ -178,7 +181,8 @@ def test_bfloat16_activations_keep_more_than_256_tokens_apart(dispatch):
     assert_close(found, token_by_token(layer, rounded, None, Context()), BFLOAT16_TOLERANCE)
 
 
-LOGICAL_AXES = {"theta/gate": "me", "theta/wi": "EMH", "theta/wo": "EHM", "inputs": "BTM", "paddings": "BT"}
+LOGICAL_AXES = {f"theta/{name}": weight.logical_axes for name, weight in layer_of().weights().items()}
+LOGICAL_AXES |= {"inputs": "BTM", "paddings": "BT"}
 LOGICAL_AXES |= {f"gradients/{path}": logical_axes for path, logical_axes in LOGICAL_AXES.items()}
 LOGICAL_AXES |= {"values/outputs": "BTM", "outputs": "BTM"}
 
@@ -285,7 +289,7 @@ def test_unknown_dispatch_is_an_error_that_names_it():
 
 def test_weights_are_the_papers():
     """E * 2 * M * H in the experts, M * E in the gate; the gate is replicated, experts are sharded along E."""
-    layer = layer_of()
+    layer = layer_of(biases=False)
     assert layer.num_weights() == EXPERTS * 2 * MODEL * HIDDEN + MODEL * EXPERTS
     layout = Layout.of(DeviceMesh((8,)))
     sharding = {name: layout.mesh_axes(weight.logical_axes) for name, weight in layer.weights().items()}

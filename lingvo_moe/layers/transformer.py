@@ -62,16 +62,19 @@ class TransformerLayer(Layer):
       feed_forward: the feed-forward layer, or what takes its place.
       has_cross_attention: whether the layer also attends to the encoder's outputs.
       residual_dropout: the rate of dropout of each sublayer's outputs.
+      norm_epsilon: of the layer normalisation before each sublayer and after the stack.
     """
 
     attention: MultiHeadAttention
     feed_forward: FeedForward
     has_cross_attention: bool = False
     residual_dropout: float = 0.0
+    norm_epsilon: float = LayerNorm.epsilon
 
     @property
-    def _norm(self) -> LayerNorm:
-        return LayerNorm(model_dim=self.attention.model_dim)
+    def norm(self) -> LayerNorm:
+        """The layer normalisation."""
+        return LayerNorm(model_dim=self.attention.model_dim, epsilon=self.norm_epsilon)
 
     @property
     def independent_rows(self) -> bool:
@@ -86,7 +89,7 @@ class TransformerLayer(Layer):
         if self.has_cross_attention:
             sublayers["cross_attention"] = self.attention.weights()
         sublayers["feed_forward"] = feed_forward_weights(self.feed_forward)
-        return {name: {"norm": self._norm.weights(), **weights} for name, weights in sublayers.items()}
+        return {name: {"norm": self.norm.weights(), **weights} for name, weights in sublayers.items()}
 
     def __call__(
         self, theta: dict, inputs: tf.Tensor, memory: tf.Tensor | None, masks: Masks, context: Context
@@ -124,7 +127,7 @@ class TransformerLayer(Layer):
         """
         with tf.name_scope("self_attention"):
             of_attention = theta["self_attention"]
-            normed = self._norm(of_attention["norm"], inputs, context)
+            normed = self.norm(of_attention["norm"], inputs, context)
             new = self.attention.keys_values(of_attention, normed, context)
             written = self._write(new, caches, repeat_index, start, context)
             of_layer = _of_layer(caches, repeat_index), _of_layer(written, repeat_index)
@@ -174,7 +177,7 @@ class TransformerLayer(Layer):
     ) -> tf.Tensor:
         """The sublayer of cross-attention in `step`."""
         with tf.name_scope("cross_attention"):
-            normed = self._norm(theta["cross_attention"]["norm"], inputs, context)
+            normed = self.norm(theta["cross_attention"]["norm"], inputs, context)
             keys, values = (caches[f"memory_{name}"][repeat_index] for name in ("keys", "values"))
             return inputs + self.attention.attend(
                 theta["cross_attention"], normed, keys, values, masks.over_memory, context, logical_axes=CACHED_AXES
@@ -201,7 +204,7 @@ class TransformerLayer(Layer):
     ) -> tf.Tensor:
         """The attention sublayer `name`, over `memory`, or over `inputs` themselves where there is none."""
         with tf.name_scope(name):
-            normed = self._norm(theta[name]["norm"], inputs, context)
+            normed = self.norm(theta[name]["norm"], inputs, context)
             attended = self.attention(
                 theta[name], normed, normed if memory is None else memory, mask, context.fold(name)
             )
@@ -217,7 +220,7 @@ class TransformerLayer(Layer):
         weight: float = 1.0,
     ) -> tuple[tf.Tensor, dict]:
         with tf.name_scope(name):
-            normed = self._norm(theta[name]["norm"], inputs, context)
+            normed = self.norm(theta[name]["norm"], inputs, context)
             of_layer = context.fold(name)
             fed, metrics = call_feed_forward(self.feed_forward, theta[name], normed, masks.paddings, of_layer)
             return self._add(inputs, fed if weight == 1.0 else weight * fed, name, context), metrics
@@ -370,15 +373,16 @@ class TransformerStack(Layer):
                 shape = (_num_repeats(theta), *(sizes[axis] for axis in logical_axes))
                 cache[f"{name}s"] = context.annotate(tf.zeros(shape, context.dtype), f"R{logical_axes}")
                 if memory is not None:
-                    weight = theta[f"layer_{index}"]["cross_attention"][name]
-                    of_memory = tf.einsum(f"RBLND->R{logical_axes}", project_by_layer(memory, weight, context))
+                    of_layer = theta[f"layer_{index}"]["cross_attention"]
+                    projected = project_by_layer(memory, of_layer[name], context, of_layer.get(f"{name}_bias"))
+                    of_memory = tf.einsum(f"RBLND->R{logical_axes}", projected)
                     cache[f"memory_{name}s"] = context.annotate(of_memory, f"R{logical_axes}")
             caches[f"layer_{index}"] = cache
         return caches
 
     @property
     def _norm(self) -> LayerNorm:
-        return LayerNorm(model_dim=self.period[0].attention.model_dim)
+        return self.period[0].norm
 
     def _stacked_weights(self) -> dict:
         # Devices hold equal parts of a weight: where stages do not divide the layers, all devices store all of them.

@@ -38,6 +38,7 @@ _SIZES = {
     "attention_dropout": 0.1,
     "remat": "full",
     "microbatches": 4,
+    "biases": True,
 }
 MODELS: dict[str, Transformer] = {
     "language_model": LanguageModel(layer_pattern=("moe",), **_SIZES),
@@ -70,6 +71,10 @@ def inputs_of(name: str) -> dict:
     theta = {
         path: initial_value(weight, path, tf.constant([0, 1])).numpy()
         for path, weight in tree.flatten(model.weights()).items()
+    }
+    theta = {
+        path: value + random.normal(size=value.shape).astype(np.float32) * path.endswith("_bias")
+        for path, value in theta.items()
     }
     return {"theta": tree.unflatten(theta), "batch": {s: side() for s in model.sides}, "seed": np.int32([3, 4])}
 

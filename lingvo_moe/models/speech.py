@@ -54,6 +54,13 @@ class SpeechRecognition(Transformer):
                 raise UserError(f"model.{name} is {getattr(self, name)}; a speech model, whose loss is CTC, has none.")
         if self.twin_keys:
             raise UserError("model.twin_keys is true, but a speech model has no cross-attention; leave it out.")
+        if self.biases:
+            raise UserError("model.biases is true, but a speech model's projections have none; leave it out.")
+        if self.position_offset:
+            raise UserError(
+                f"model.position_offset is {self.position_offset}, but a speech model has relative positions; leave it "
+                f"out."
+            )
 
     @property
     def layer_patterns(self) -> dict[str, tuple[str, ...]]:
@@ -119,8 +126,11 @@ class SpeechRecognition(Transformer):
                 dropout=self.attention_dropout,
             ),
             feed_forward=feed_forward,
-            convolution=ConvolutionModule(model_dim=self.model_dim, kernel_size=self.kernel_size),
+            convolution=ConvolutionModule(
+                model_dim=self.model_dim, kernel_size=self.kernel_size, norm_epsilon=self.norm_epsilon
+            ),
             residual_dropout=self.residual_dropout,
+            norm_epsilon=self.norm_epsilon,
         )
 
     @property

@@ -14,6 +14,7 @@ from lingvo_moe.layers.base import Context, Layer
 from lingvo_moe.layers.checkpoint_policy import REMAT
 from lingvo_moe.layers.embedding import Embedding, Softmax, cross_entropy
 from lingvo_moe.layers.feed_forward import FeedForward, make_feed_forward
+from lingvo_moe.layers.normalization import LayerNorm
 from lingvo_moe.layers.routers.base import make_router
 from lingvo_moe.layers.sampled_softmax import sampled_cross_entropy
 from lingvo_moe.layers.summaries import magnitude
@@ -30,6 +31,8 @@ _RANGES = {
     **dict.fromkeys(("input_dropout", "residual_dropout", "attention_dropout", "label_smoothing"), SHARE_BELOW_1),
     "capacity_factor": ABOVE_0,
     **dict.fromkeys(("aux_loss_weight", "inference_capacity_factor"), Range()),
+    "norm_epsilon": ABOVE_0,
+    "position_offset": Range(most=2**20, whole=True),
 }
 
 
@@ -54,6 +57,10 @@ class Transformer(Layer):
       input_dropout, residual_dropout, attention_dropout: rates (GShard appendix A.2).
       twin_keys: whether cross-attention starts with equal projections of queries and keys, see `MultiHeadAttention`;
         for models that have it.
+      biases: whether the projections of attention, of feed-forward layers and of experts have biases; GShard's and
+        GSPMD's have none.
+      norm_epsilon: added to the variance in layer normalisation.
+      position_offset: added to positions before their encoding; fairseq's models count from 2.
       tied_embeddings: whether the target's embedding and the softmax share one table (Press and Wolf 2017),
         `embedding/table`. It is the source's embedding, too, where both sides have one vocabulary.
       label_smoothing: of the optimised loss; the reported cross-entropy has none.
@@ -90,6 +97,9 @@ class Transformer(Layer):
     residual_dropout: float = 0.0
     attention_dropout: float = 0.0
     twin_keys: bool = False
+    biases: bool = False
+    norm_epsilon: float = LayerNorm.epsilon
+    position_offset: int = 0
     tied_embeddings: bool = False
     label_smoothing: float = 0.0
     sampled_softmax: int = 0
@@ -350,7 +360,7 @@ class Transformer(Layer):
         return loss + self.aux_loss_weight * metrics.get(AUX_LOSS, 0.0)
 
     def _embedding(self, vocabulary: int) -> Embedding:
-        return Embedding(vocabulary=vocabulary, model_dim=self.model_dim)
+        return Embedding(vocabulary=vocabulary, model_dim=self.model_dim, position_offset=self.position_offset)
 
     def _softmax(self, vocabulary: int) -> Softmax:
         return Softmax(vocabulary=vocabulary, model_dim=self.model_dim)
@@ -373,11 +383,13 @@ class Transformer(Layer):
             head_dim=self.head_dim,
             dropout=self.attention_dropout,
             twin_keys=self.twin_keys,
+            biases=self.biases,
         )
         return TransformerLayer(
             attention=attention,
             feed_forward=feed_forward,
             residual_dropout=self.residual_dropout,
+            norm_epsilon=self.norm_epsilon,
             has_cross_attention=has_cross_attention,
         )
 

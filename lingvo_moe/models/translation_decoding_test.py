@@ -19,6 +19,7 @@ from lingvo_moe.steps import Steps
 from lingvo_moe.testing import harness
 from lingvo_moe.testing.translation import (
     BATCH,
+    BIASED,
     LENGTH,
     MODEL,
     TIED,
@@ -64,7 +65,7 @@ FORCED = {
 
 
 @functools.cache
-def teacher_forced() -> np.ndarray:
+def teacher_forced(model: Translation) -> np.ndarray:
     """`[B, T]`, the negative log-likelihood of each label: what it adds to the loss of its sentence's beginning."""
     rows, length = FORCED["target"]["labels"].shape
     sums = np.zeros((rows, length + 1))
@@ -72,7 +73,7 @@ def teacher_forced() -> np.ndarray:
         for end in range(1, length + 1):
             one = tree.map_leaves(lambda value, row=row: value[row : row + 1].copy(), FORCED)
             one["target"]["segment_ids"][:] = np.arange(length) < end  # every position a token, until the end
-            metrics = evaluate(one)
+            metrics = evaluate(one, model)
             sums[row, end] = metrics["cross_entropy"] * metrics["tokens"]
     return np.diff(sums, axis=1)
 
@@ -83,10 +84,14 @@ def teacher_forced() -> np.ndarray:
     [("", "default", TOLERANCE), ("cpu", "default", TOLERANCE), ("cpu", "bfloat16", 4 * harness.BFLOAT16_ROUNDING)],
 )
 @pytest.mark.parametrize("unroll", [False, True])
-def test_decoding_one_token_at_a_time_equals_teacher_forcing(platform, precision, tolerance, unroll, monkeypatch):
+@pytest.mark.parametrize("model", [MODEL, BIASED], ids=["plain", "biased"])
+def test_decoding_one_token_at_a_time_equals_teacher_forcing(
+    model, platform, precision, tolerance, unroll, monkeypatch
+):
     """Every step's log-probability of the label is that of the whole sequence: masks, positions and caches agree."""
     monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: True)
-    model = dataclasses.replace(MODEL, unroll=unroll)
+    weights, expected = theta(model), teacher_forced(model)
+    model = dataclasses.replace(model, unroll=unroll)
     length = FORCED["target"]["ids"].shape[1]
 
     def stepwise(inputs: dict) -> dict:
@@ -104,8 +109,7 @@ def test_decoding_one_token_at_a_time_equals_teacher_forcing(platform, precision
         _, _, nll = tf.while_loop(lambda t, *_: t < length, step, (tf.constant(0), state, tf.zeros((2, length))))
         return {"nll": nll}
 
-    found = harness.run(stepwise, {"theta": theta(), **FORCED})["nll"]
-    expected = teacher_forced()
+    found = harness.run(stepwise, {"theta": weights, **FORCED})["nll"]
     np.testing.assert_allclose(found, expected, rtol=tolerance)
     assert precision == "default" or np.abs(found - expected).max() > TOLERANCE, "nothing was rounded"
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from lingvo_moe import tree
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
 from lingvo_moe.ops.dispatch import choices_of
@@ -25,6 +26,7 @@ from lingvo_moe.ops.tiles import transpose
 _SMALLEST, _LARGEST = 8, 64  # rows of a block
 # Up to this many experts, each has a loop of its own; of more, the weights of each block are looked up and copied.
 FEW_EXPERTS = 16
+_WEIGHTS = ("wi", "wo", "wi_bias", "wo_bias")
 
 
 def prefers_block_sparse(context: Context) -> bool:
@@ -70,21 +72,22 @@ class BlockSparse:
         """Computes the experts' networks: rows to rows, zeros in unused ones.
 
         Args:
-          theta: `wi [E, M, H]` and `wo [E, H, M]`, or each as returned by `prepare_experts`.
+          theta: `wi [E, M, H]` and `wo [E, H, M]`, or each as returned by `prepare_experts`; with biases, also
+            `wi_bias [E, H]` and `wo_bias [E, M]`.
           rows: `[number * size, M]`.
           context: of the call.
         """
-        outputs = tf.zeros_like(rows)
+        outputs, of_experts = tf.zeros_like(rows), {name: theta[name] for name in _WEIGHTS if name in theta}
         if not isinstance(theta["wi"], dict) and self._ends.shape[0] > FEW_EXPERTS:
             block_is_after = tf.range(self.number)[:, None] >= self._ends
             expert_of = tf.reduce_sum(tf.cast(block_is_after, tf.int32), axis=-1)
 
             def compute(block, own):
-                return _network(theta["wi"][expert_of[block]], theta["wo"][expert_of[block]], context)(own)
+                return _network(tree.map_leaves(lambda weights: weights[expert_of[block]], of_experts), context)(own)
 
             return self._loop(tf.constant(0), self._ends[-1], rows, outputs, compute)
         start = tf.constant(0)
-        for network, end in zip(_networks(theta, context), tf.unstack(self._ends), strict=True):
+        for network, end in zip(_networks(of_experts, context), tf.unstack(self._ends), strict=True):
             outputs = self._loop(start, end, rows, outputs, lambda _, own, network=network: network(own))
             start = end
         return outputs
@@ -119,27 +122,39 @@ def prepare_experts(weights: tf.Tensor) -> dict:
 
 def _networks(theta: dict, context: Context) -> list[Callable[[tf.Tensor], tf.Tensor]]:
     """The networks of few experts, see `BlockSparse.apply`."""
-    wi, wo = theta["wi"], theta["wo"]
-    if not isinstance(wi, dict):
-        return [_network(*matrices, context=context) for matrices in zip(tf.unstack(wi), tf.unstack(wo), strict=True)]
-    # By name: a tree that passes a loop or a program is sorted by name, `expert_10` before `expert_2`.
-    names = [f"expert_{expert}" for expert in range(len(wi))]
-    return [_transposed_network(wi[name], wo[name], context) for name in names]
+    network, unstacked = _network, {}
+    for name, weights in theta.items():
+        if isinstance(weights, dict):
+            # By name: a tree that passes a loop or a program is sorted by name, `expert_10` before `expert_2`.
+            network = _transposed_network
+            unstacked[name] = [weights[f"expert_{expert}"] for expert in range(len(weights))]
+        else:
+            unstacked[name] = tf.unstack(weights)
+    return [
+        network(dict(zip(unstacked, of_expert, strict=True)), context)
+        for of_expert in zip(*unstacked.values(), strict=True)
+    ]
 
 
-def _network(wi: tf.Tensor, wo: tf.Tensor, context: Context) -> Callable[[tf.Tensor], tf.Tensor]:
+def _network(expert: dict, context: Context) -> Callable[[tf.Tensor], tf.Tensor]:
     """An expert's network of rows `[size, M]`."""
-    return lambda rows: project(tf.nn.relu(project(rows, wi, context)), wo, context)
-
-
-def _transposed_network(wi: tf.Tensor, wo: tf.Tensor, context: Context) -> Callable[[tf.Tensor], tf.Tensor]:
-    """The same, from transposed weights."""
 
     def compute(rows: tf.Tensor) -> tf.Tensor:
-        hidden = tf.nn.relu(multiply(context.cast(wi), transpose(rows), context))
-        return transpose(multiply(context.cast(wo), hidden, context))
+        hidden = tf.nn.relu(project(rows, expert["wi"], context, bias=expert.get("wi_bias")))
+        return project(hidden, expert["wo"], context, bias=expert.get("wo_bias"))
 
     return compute
+
+
+def _transposed_network(expert: dict, context: Context) -> Callable[[tf.Tensor], tf.Tensor]:
+    """The same, from transposed matrices."""
+
+    def product(name: str, columns: tf.Tensor) -> tf.Tensor:
+        products = multiply(context.cast(expert[name]), columns, context)
+        bias = expert.get(f"{name}_bias")
+        return products if bias is None else products + context.cast(bias)[:, None]
+
+    return lambda rows: transpose(product("wo", tf.nn.relu(product("wi", transpose(rows)))))
 
 
 def block_size(num_choices: int, num_experts: int, prepared: bool = False) -> int:

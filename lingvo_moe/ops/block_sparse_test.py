@@ -35,16 +35,16 @@ CHOICES = {
 PADDED = {"none": 0.0, "some": 0.4, "all": 1.1}
 
 
-def layer_of(num_experts: int, num_groups: int, router: str = "top2") -> MixtureOfExperts:
+def layer_of(num_experts: int, num_groups: int, router: str = "top2", biases: bool = True) -> MixtureOfExperts:
     sizes = {"model_dim": MODEL, "hidden_dim": HIDDEN, "num_experts": num_experts, "num_groups": num_groups}
-    return MixtureOfExperts(**sizes, router=router)
+    return MixtureOfExperts(**sizes, router=router, biases=biases)
 
 
 def inputs_of(layer: MixtureOfExperts, batch: int, length: int, choices: str = "anyone", padded: str = "some") -> dict:
     """Random weights and tokens; the gate reads the choice from the tokens, which hold it in their first numbers."""
     random = np.random.default_rng(0)
     theta = {
-        name: (weight.stddev * random.normal(size=weight.shape)).astype(np.float32)
+        name: ((weight.stddev or 0.5) * random.normal(size=weight.shape)).astype(np.float32)
         for name, weight in layer.weights().items()
     }
     logits = CHOICES[choices](random, (batch, layer.num_experts))
@@ -107,16 +107,17 @@ def test_equals_buffers_for_any_number_of_tokens_experts_and_groups(num_experts,
     assert_as_buffers(layer, inputs_of(layer, batch, length))
 
 
-@pytest.mark.parametrize("num_experts, length", [(FEW_EXPERTS, 6), (2, 43)])
-def test_prepared_experts_compute_the_same(num_experts, length):
+@pytest.mark.parametrize("num_experts, length, biases", [(FEW_EXPERTS, 6, True), (2, 43, True), (4, 6, False)])
+def test_prepared_experts_compute_the_same(num_experts, length, biases):
     """Of many, whose tree is sorted by name in a loop, `expert_10` before `expert_2`; of two, in many blocks."""
-    layer = layer_of(num_experts=num_experts, num_groups=1)
+    layer = layer_of(num_experts=num_experts, num_groups=1, biases=biases)
     inputs, stacked = inputs_of(layer, 4, length), call(layer, "cpu")
 
     def unstacked(inputs: dict) -> dict:
         repeated = {name: weight if name == "gate" else weight[None] for name, weight in inputs["theta"].items()}
         theta = layer.unstack(repeated, Context(platform="cpu"))
-        one = tree.map_leaves(lambda leaf: leaf[0], {name: theta[name] for name in ("wi", "wo")})
+        of_experts = {name: weights for name, weights in theta.items() if name != "gate"}
+        one = tree.map_leaves(lambda leaf: leaf[0], of_experts)
         return stacked({**inputs, "theta": tree.unflatten(tree.flatten({**one, "gate": theta["gate"]}))})
 
     found, expected = (
@@ -128,7 +129,7 @@ def test_prepared_experts_compute_the_same(num_experts, length):
 @pytest.mark.parametrize("router", ["switch", "top_k:k=3"])
 def test_equals_buffers_for_any_number_of_choices(router):
     """With one expert per token and with three."""
-    layer = layer_of(num_experts=4, num_groups=2, router=router)
+    layer = layer_of(num_experts=4, num_groups=2, router=router, biases=False)
     assert np.any(assert_as_buffers(layer, inputs_of(layer, 4, 6)))
 
 

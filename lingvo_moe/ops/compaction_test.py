@@ -34,6 +34,7 @@ LOGITS = {
     "each group its own": lambda random, shape: 50.0 * (np.arange(shape[0])[:, None] == np.arange(shape[-1])),
 }
 LOGICAL_AXES = {"theta/gate": "me", "theta/wi": "EMH", "theta/wo": "EHM", "inputs": "BTM", "outputs": "BTM"}
+LOGICAL_AXES |= {"theta/wi_bias": "EH", "theta/wo_bias": "EM"}
 
 
 @hypothesis.given(strategies.data())
@@ -75,7 +76,7 @@ def test_the_checkpoint_policy_sees_nothing_of_the_loop():
 
 
 def layer_of(**changes) -> MixtureOfExperts:
-    sizes = {"model_dim": MODEL, "hidden_dim": HIDDEN, "num_experts": EXPERTS, "num_groups": GROUPS}
+    sizes = {"model_dim": MODEL, "hidden_dim": HIDDEN, "num_experts": EXPERTS, "num_groups": GROUPS, "biases": True}
     return MixtureOfExperts(**(sizes | changes))
 
 
@@ -83,7 +84,7 @@ def inputs_of(layer: MixtureOfExperts, logits: str = "anyone") -> dict:
     """Random weights and tokens; the gate reads the choice from the tokens, which hold it in their first numbers."""
     random = np.random.default_rng(0)
     theta = {
-        name: (weight.stddev * random.normal(size=weight.shape)).astype(np.float32)
+        name: ((weight.stddev or 0.5) * random.normal(size=weight.shape)).astype(np.float32)
         for name, weight in layer.weights().items()
     }
     chosen = LOGITS[logits](random, (GROUPS, layer.num_experts)) @ np.linalg.pinv(theta["gate"])

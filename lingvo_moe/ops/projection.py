@@ -24,9 +24,27 @@ from lingvo_moe.ops.tiles import transpose
 FEW_ROWS = 32
 
 
-def project(inputs: tf.Tensor, weight: tf.Tensor, context: Context, contracted: int = 1) -> tf.Tensor:
-    """`[..., *K]` times a weight `[*K, *O]`, over `contracted` dimensions K: `[..., *O]`, of the activations' dtype."""
-    weight = context.cast(weight)
+def project(
+    inputs: tf.Tensor, weight: tf.Tensor, context: Context, contracted: int = 1, bias: tf.Tensor | None = None
+) -> tf.Tensor:
+    """Multiplies activations by a weight, and adds a bias if there is one.
+
+    Args:
+      inputs: `[..., *K]`.
+      weight: `[*K, *O]`.
+      context: of the call.
+      contracted: the number of dimensions K.
+      bias: `[*O]`.
+
+    Returns:
+      `[..., *O]`, of the activations' dtype.
+    """
+    products = _multiply(inputs, context.cast(weight), context, contracted)
+    return products if bias is None else products + context.cast(bias)
+
+
+def _multiply(inputs: tf.Tensor, weight: tf.Tensor, context: Context, contracted: int) -> tf.Tensor:
+    """The products of `project`."""
     leading = inputs.shape.rank - contracted
     if context.platform != "cpu":
         batch, fan_in, outputs = "ABC"[:leading], "KL"[:contracted], "OP"[: weight.shape.rank - contracted]
@@ -36,11 +54,15 @@ def project(inputs: tf.Tensor, weight: tf.Tensor, context: Context, contracted: 
     return tf.reshape(products, (*inputs.shape[:leading], *weight.shape[contracted:]))
 
 
-def project_by_layer(inputs: tf.Tensor, weights: tf.Tensor, context: Context) -> tf.Tensor:
-    """`[B, L, M]` times the weight of each of R layers, `[R, M, N, D]`: `[R, B, L, N, D]`, as `project` for each."""
-    if context.platform != "cpu":
-        return tf.einsum("BLM,RMND->RBLND", inputs, context.cast(weights))
-    return tf.stack([project(inputs, weight, context) for weight in tf.unstack(weights)])
+def project_by_layer(
+    inputs: tf.Tensor, weights: tf.Tensor, context: Context, biases: tf.Tensor | None = None
+) -> tf.Tensor:
+    """`project` for each of R layers: `[B, L, M]`, weights `[R, M, N, D]`, biases `[R, N, D]` to `[R, B, L, N, D]`."""
+    if context.platform == "cpu":
+        products = tf.stack([project(inputs, weight, context) for weight in tf.unstack(weights)])
+    else:
+        products = tf.einsum("BLM,RMND->RBLND", inputs, context.cast(weights))
+    return products if biases is None else products + context.cast(biases)[:, None, None]
 
 
 def project_to_rows(inputs: tf.Tensor, table: tf.Tensor, context: Context) -> tf.Tensor:
@@ -82,9 +104,16 @@ def _dot(left: tf.Tensor, right: tf.Tensor, contracted: tuple[int, ...], by: tup
     return xla.dot_general(left, right, dimensions, highest)
 
 
-def project_by_expert(inputs: tf.Tensor, weights: tf.Tensor, context: Context) -> tf.Tensor:
-    """`[E, G, C, K]` times each expert's matrix of `[E, K, O]`: `[E, G, C, O]`, of the activations' dtype."""
-    weights = context.cast(weights)
+def project_by_expert(
+    inputs: tf.Tensor, weights: tf.Tensor, context: Context, biases: tf.Tensor | None = None
+) -> tf.Tensor:
+    """`project` for each expert: `[E, G, C, K]`, weights `[E, K, O]`, biases `[E, O]` to `[E, G, C, O]`."""
+    products = _multiply_by_expert(inputs, context.cast(weights), context)
+    return products if biases is None else products + context.cast(biases)[:, None, None]
+
+
+def _multiply_by_expert(inputs: tf.Tensor, weights: tf.Tensor, context: Context) -> tf.Tensor:
+    """The products of `project_by_expert`."""
     if context.platform != "cpu":
         return tf.einsum("EGCK,EKO->EGCO", inputs, weights)
     experts, groups, capacity, fan_in = inputs.shape

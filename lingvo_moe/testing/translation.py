@@ -34,6 +34,7 @@ MODEL = Translation(
 TRAINED = dataclasses.replace(MODEL, num_layers=2, encoder_layer_pattern=("dense",), layer_pattern=("moe",))
 PLAIN = dataclasses.replace(MODEL, input_dropout=0.0, residual_dropout=0.0, attention_dropout=0.0, label_smoothing=0.0)
 TIED = dataclasses.replace(PLAIN, tied_embeddings=True)
+BIASED = dataclasses.replace(MODEL, biases=True, norm_epsilon=1e-3, position_offset=2)  # as imported models
 
 # A loss of about 3 nats through some 50 float32 products and sums in a row, ordered differently.
 TOLERANCE = 64 * harness.FLOAT32_ROUNDING
@@ -64,13 +65,15 @@ def copying(step: int) -> dict:
 
 @functools.cache
 def theta(model: Translation = MODEL) -> dict:
-    """Initial weights, as numpy arrays."""
-    flat = tree.flatten(model.weights())
+    """Initial weights, as numpy arrays; of biases, which are zeros then, random ones."""
+    flat, random = tree.flatten(model.weights()), np.random.default_rng(2)
     values = {path: initial_value(weight, path, tf.constant([0, 1])).numpy() for path, weight in flat.items()}
+    biases = (path for path in values if path.endswith("_bias"))
+    values |= {path: random.normal(size=values[path].shape).astype(np.float32) for path in biases}
     return tree.unflatten(values)
 
 
 def evaluate(batch: dict, model: Translation = MODEL, context: Context = Context()) -> dict[str, float]:
     """Loss and metrics, computed eagerly."""
-    loss, metrics = model.loss(tree.map_leaves(tf.constant, theta()), tree.map_leaves(tf.constant, batch), context)
+    loss, metrics = model.loss(tree.map_leaves(tf.constant, theta(model)), tree.map_leaves(tf.constant, batch), context)
     return {"loss": float(loss), **{name: float(value) for name, value in metrics.items()}}
