@@ -318,12 +318,19 @@ class Experiment:
                 "vocabulary. Beams of 4 to 16 are usual."
             )
         named = {"bos_id": (self.search.bos_id,), "eos_id": (self.search.eos_id,)}
+        if self.search.first_id is not None:
+            named["first_id"] = (self.search.first_id,)
         for field, ids in {**named, "forbidden_ids": self.search.forbidden_ids}.items():
             for wrong in (number for number in ids if not 0 <= number < vocabulary):
                 raise UserError(
                     f"search.{field} has {wrong}, which is no token of a vocabulary of {vocabulary}; expected 0 to "
                     f"{vocabulary - 1}."
                 )
+        if self.search.bos_id != self.texts.bos_id:
+            raise UserError(
+                f"search.bos_id is {self.search.bos_id}, and input.bos_id {self.texts.bos_id}; the decoder begins with "
+                f"the same token in training and in decoding. Set both."
+            )
 
     def _check_kind(self):
         """Raises UserError where recordings or volumes are read by a model of texts, and the like."""
@@ -373,10 +380,11 @@ class Experiment:
         """Reads the tokenizers.
 
         Raises:
-          UserError: the vocabulary of one is larger than the model's, or tied embeddings have one table for the
-            different pieces of two.
+          UserError: the vocabulary of one is larger than the model's, tied embeddings have one table for the different
+            pieces of two, or one has pieces for languages and `input` names none of them, or the reverse.
         """
         tokenizers = Tokenizers.load_for(self.model.vocabularies, self.tokenizers)
+        tokenizers = tokenizers.in_languages(self.texts.source_language, self.texts.target_language)
         tables = tied.tied_tables if (tied := self.tied_model) else {}
         if len(set(tables.values())) < len(tables) and not tokenizers.is_shared:
             raise UserError(
@@ -385,6 +393,12 @@ class Experiment:
                 f"(tools.train_tokenizer --shared_vocabulary), or set different sizes."
             )
         return tokenizers
+
+    def decoding_search(self) -> BeamSearch:
+        """Returns the search of translations in `input.target_language`; raises UserError as `open_tokenizers`."""
+        if not self.translates or not self.texts.target_language:
+            return self.search
+        return dataclasses.replace(self.search, first_id=self.open_tokenizers().target.language_id)
 
     def batch_specs(self) -> dict:
         """Returns the tree of `Spec`s of a training batch."""

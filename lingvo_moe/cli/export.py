@@ -28,7 +28,7 @@ def export(config: ExportConfig):
         "init": steps.init,
         "train": lambda: steps.train(specs),
         "evaluate": lambda: steps.evaluate(specs),
-        "decode": lambda: steps.decode(experiment.decoding_specs(), experiment.search),
+        "decode": lambda: steps.decode(experiment.decoding_specs(), experiment.decoding_search()),
         "transcribe": lambda: steps.transcribe(specs["source"]),
         "segment": lambda: steps.segment(specs["source"]),
     }[config.program]()

@@ -164,6 +164,18 @@ class TranslateConfig(SearchConfig):
         "-",
         "a file of sentences, one a line, or a gettext catalog (.po, .pot); - for standard input",
     )
+    source_language: str | None = flag(
+        flags.DEFINE_string,
+        None,
+        "of the input, for an imported model: fra_Latn of NLLB-200, fr of M2M-100",
+        sets="input.source_language",
+    )
+    target_language: str | None = flag(
+        flags.DEFINE_string,
+        None,
+        "to translate into, for an imported model: eng_Latn of NLLB-200, en of M2M-100",
+        sets="input.target_language",
+    )
     output: str = flag(
         flags.DEFINE_string,
         "-",
@@ -171,7 +183,9 @@ class TranslateConfig(SearchConfig):
         "whole input has been read",
     )
     copy_english: bool = flag(
-        flags.DEFINE_boolean, True, "copy lines that are in English already, instead of translating them"
+        flags.DEFINE_boolean,
+        True,
+        "copy lines that are in English already, instead of translating them; not with --source_language",
     )
     n_best: int = flag(
         flags.DEFINE_integer,

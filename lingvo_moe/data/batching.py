@@ -120,6 +120,9 @@ class InputConfig(BatchConfig):
       sentence_balance: 0 reads every pair of a language equally often, 1 every English sentence, however many languages
         have it; values between are between. See `sentence_balance`.
       name_substitution: the share of the training pairs with names that have new ones; see `name_substitution`.
+      source_language, target_language: of all pairs, for tokenizers that have pieces for languages, which begin each
+        text; see `data.tokenizer`. Empty for others.
+      bos_id: the token that begins the decoder's input; 1, that of eos, in fairseq's models.
       packing: whether a row may have several pairs. Without it a row is one pair.
       lookahead: packing closes a batch when this many pairs do not fit into it; they start the next one. A larger value
         gives less padding. 1 is plain first-fit in stream order.
@@ -139,6 +142,9 @@ class InputConfig(BatchConfig):
     temperature: float = 5.0
     sentence_balance: float = 0.0
     name_substitution: float = 0.0
+    source_language: str = ""
+    target_language: str = ""
+    bos_id: int = SPECIAL_IDS["bos"]
     packing: bool = True
     lookahead: int = 16
     seed: int = 0
@@ -151,7 +157,8 @@ class InputConfig(BatchConfig):
         }
         counts = dict.fromkeys(("batch_size", "lookahead", "shards"), COUNT)
         temperature = Range(above=True, infinite=True)
-        others = {"seed": COUNT_OR_0, "temperature": temperature, "sentence_balance": SHARE, "name_substitution": SHARE}
+        shares = dict.fromkeys(("sentence_balance", "name_substitution"), SHARE)
+        others = {"seed": COUNT_OR_0, "bos_id": COUNT_OR_0, "temperature": temperature, **shares}
         ranges.check("input.", self, {**lengths, **counts, **others})
 
     @property
@@ -183,7 +190,7 @@ class InputConfig(BatchConfig):
     def open_readers(self, corpus: str | pathlib.Path, tokenizers: str | pathlib.Path) -> Readers:
         """Opens what reads the sides of a corpus's pairs; raises UserError if it is missing or corrupt."""
         del corpus  # its texts are the input
-        loaded = Tokenizers.load(tokenizers)
+        loaded = Tokenizers.load(tokenizers).in_languages(self.source_language, self.target_language)
         of_sides = {side: getattr(loaded, side) for side in self.lengths}
         return Readers(of_sides, tuple(sha256(getattr(loaded, side).model) for side in SIDES))
 
@@ -277,7 +284,7 @@ class PackedRows:
             for side, length in config.lengths.items()
         }
         self._free = {side: np.full(rows, length) for side, length in config.lengths.items()}  # tokens; closed rows: 0
-        self._segments = np.zeros(rows, np.int64)
+        self._segments, self._bos_id = np.zeros(rows, np.int64), config.bos_id
         self._max_segments = max(config.lengths.values()) if config.packing else 1
         self._open_rows = rows
         self._positions = np.arange(max(config.lengths.values()))
@@ -319,7 +326,7 @@ class PackedRows:
         with_eos[start:last], with_eos[last] = tokens, SPECIAL_IDS["eos"]
         if side == "target":
             with_bos = arrays["ids"][row]
-            with_bos[start], with_bos[start + 1 : last + 1] = SPECIAL_IDS["bos"], tokens
+            with_bos[start], with_bos[start + 1 : last + 1] = self._bos_id, tokens
         arrays["segment_ids"][row, start : last + 1] = self._segments[row]
         arrays["positions"][row, start : last + 1] = self._positions[:length]
         free[row] -= length

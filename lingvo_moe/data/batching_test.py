@@ -247,6 +247,24 @@ def test_the_temperature_is_above_0_and_may_be_infinite(value):
         InputConfig(temperature=value)
 
 
+def test_the_first_token_of_the_decoder_may_be_another():
+    """That of eos, in imported models; the labels stay the same."""
+    example = Example(0, np.int32([10, 11]), np.int32([12, 13]))
+    batches = []
+    for config in (_SMALL, dataclasses.replace(_SMALL, bos_id=EOS)):
+        rows = config.empty_rows(1)
+        assert rows.add(example)
+        batches.append(rows.batch)
+    assert [batch["target"]["ids"][0, :4].tolist() for batch in batches] == [[BOS, 12, 13, 0], [EOS, 12, 13, 0]]
+    np.testing.assert_array_equal(*(batch["target"]["labels"] for batch in batches))
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_only_texts_have_languages(side):
+    with pytest.raises(UserError, match=f"input.{side}_language is 'fra_Latn', but recordings have none; leave it out"):
+        SpeechInput(**{f"{side}_language": "fra_Latn"})
+
+
 def test_only_pairs_of_texts_have_new_names():
     """A recording has no letters; `experiment_test` has language models."""
     with pytest.raises(UserError, match="input.name_substitution is for pairs of texts"):

@@ -59,6 +59,8 @@ class TrainPairs:
         self._pairs = _open_pairs(opened, config.sentence_balance)
         self._mixture = Mixture(tuple(map(len, self._pairs)), config.temperature, config.seed)
         self.identity = (opened.fingerprint, list(self.readers), config.temperature, config.seed)
+        if any(languages := (config.source_language, config.target_language)):
+            self.identity += ("languages", *languages)
         if config.sentence_balance:
             self.identity += (config.sentence_balance,)
         self._substitute: NameSubstitution | None = None

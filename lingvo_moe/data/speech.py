@@ -69,6 +69,9 @@ class SpeechInput(InputConfig):
             )
         if self.name_substitution:
             raise UserError("input.name_substitution is for pairs of texts, which recordings are not; leave it out.")
+        for side in ("source", "target"):
+            if language := getattr(self, f"{side}_language"):
+                raise UserError(f"input.{side}_language is {language!r}, but recordings have none; leave it out.")
         if self.packing:
             raise UserError("input.packing is true, but a row is one recording; leave it out.")
 

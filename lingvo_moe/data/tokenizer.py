@@ -9,6 +9,9 @@ tokenizer falls back to bytes, so no source text is unknown). `tools.train_token
 
 A model may be compressed (`xz source.model`): a directory without NAME.model may have NAME.model.xz.
 
+A tokenizer of an imported model (`importing`) has pieces for languages, control pieces such as `fra_Latn`. Each text
+begins with that of its language, on both sides, so that one model translates in all directions (Johnson et al. 2017).
+
 A trained vocabulary may be smaller than requested, because a small corpus has fewer pieces. A model's vocabulary must
 be at least as large as the tokenizer's; its surplus embeddings are never looked up.
 
@@ -29,9 +32,10 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
-from lingvo_moe.errors import UserError
+from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.lazy import tf, tf_text
 from lingvo_moe.utils import safe_paths
+from lingvo_moe.utils.counts import counted
 from lingvo_moe.utils.hashes import sha256
 
 SPECIAL_IDS = {"pad": 0, "eos": 1, "bos": 2, "unk": 3}
@@ -39,6 +43,7 @@ MANIFEST = "tokenizer.json"
 SIDES = ("source", "target")
 _LINE_OR_COLUMN_END = re.compile("[\t-\r\x1c-\x1e\x85\u2028\u2029]")
 _MAX_MODEL = 2**28  # bytes, of a decompressed model
+_MOST_SHOWN = 8  # languages in a message
 _REMEDY = "train one with `python -m tools.train_tokenizer --corpus=CORPUS --output={}`"
 
 
@@ -48,9 +53,11 @@ class Tokenizer:
 
     Attributes:
       model: the bytes of the model file.
+      language: whose piece each text begins with; empty for none.
     """
 
     model: bytes = dataclasses.field(repr=False)
+    language: str = ""
     pad_id = SPECIAL_IDS["pad"]
     eos_id = SPECIAL_IDS["eos"]
     bos_id = SPECIAL_IDS["bos"]
@@ -89,14 +96,53 @@ class Tokenizer:
         processor.LoadFromSerializedProto(self.model)  # the constructor ignores an empty model
         return processor
 
+    @functools.cached_property
+    def languages(self) -> tuple[str, ...]:
+        """The languages that have a piece."""
+        processor, special = self._processor, SPECIAL_IDS.values()
+        control = (i for i in range(processor.vocab_size()) if processor.is_control(i) and i not in special)
+        return tuple(map(processor.id_to_piece, control))
+
+    @property
+    def language_id(self) -> int | None:
+        """The id of the piece of `language`; None without one."""
+        return self._processor.piece_to_id(self.language) if self.language else None
+
+    def in_language(self, language: str, field: str) -> Tokenizer:
+        """Returns the tokenizer of texts in a language.
+
+        Args:
+          language: `fra_Latn`, or `fr` for a piece `__fr__`; empty for none.
+          field: the hyperparameter that names it, for errors.
+
+        Raises:
+          UserError: there is no such language, or none is named where texts begin with one.
+        """
+        known = {piece.strip("_"): piece for piece in self.languages}
+        names = counted(len(known), "language")
+        if not language and known:
+            raise UserError(
+                f"{field} is empty, but the tokenizers have {names}, of which each text begins with one: set it to "
+                f"one of {_shown(known)}."
+            )
+        if language and not known:
+            raise UserError(f"{field} is {language!r}, but the tokenizers have no languages; leave it out.")
+        if language and language.strip("_") not in known:
+            raise UserError(
+                f"{field} is {language!r}, which is none of the {names} of the tokenizers, {_shown(known)}."
+                f"{did_you_mean(language, known)}"
+            )
+        return dataclasses.replace(self, language=known[language.strip("_")] if language else "")
+
     @property
     def vocabulary_size(self) -> int:
         """The number of pieces, including special ones."""
         return self._processor.vocab_size()
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Returns the ids of each text, `[length] int32`, without bos and eos."""
-        return [np.array(ids, np.int32) for ids in self._processor.encode(list(texts), out_type=int)]
+        """Returns the ids of each text, `[length] int32`, without bos and eos; the first is that of the `language`."""
+        encoded, first = self._processor.encode(list(texts), out_type=int), self.language_id
+        return [np.array(ids if first is None else [first, *ids], np.int32) for ids in encoded]
 
     def has_pieces_for(self, text: str) -> bool:
         """Returns whether the ids of a text stand for pieces, none for a byte or something unknown."""
@@ -123,9 +169,23 @@ class Tokenizer:
         return [_LINE_OR_COLUMN_END.sub(" ", text) for text in self._processor.decode(texts)]
 
     def in_graph(self, call: Callable | None = None) -> Any:
-        """Returns the `tensorflow_text.SentencepieceTokenizer` that gives the same `int32` ids as `encode`."""
+        """Returns an object whose `tokenize` gives a ragged tensor of the same `int32` ids as `encode`."""
         del call  # it runs no Python function
-        return tf_text.SentencepieceTokenizer(model=self.model, out_type=tf.int32)
+        plain = tf_text.SentencepieceTokenizer(model=self.model, out_type=tf.int32)
+        return plain if self.language_id is None else _BeginningWith(self.language_id, plain)
+
+
+@dataclasses.dataclass(frozen=True)
+class _BeginningWith:
+    """A tokenizer in a graph whose texts all begin with the id `first`."""
+
+    first: int
+    plain: Any
+
+    def tokenize(self, texts: tf.Tensor) -> Any:
+        """`[N] string` to a ragged `[N, None] int32`."""
+        first = tf.fill((tf.size(texts), 1), tf.constant(self.first, tf.int32))
+        return tf.concat([first, self.plain.tokenize(texts)], axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,6 +220,14 @@ class Tokenizers:
         source, target = (_load_verified(directory / manifest[side]["file"], manifest[side]) for side in SIDES)
         return cls(source, target, manifest)
 
+    def in_languages(self, source: str, target: str) -> Tokenizers:
+        """Returns the tokenizers of texts in two languages; see `Tokenizer.in_language`."""
+        return dataclasses.replace(
+            self,
+            source=self.source.in_language(source, "input.source_language"),
+            target=self.target.in_language(target, "input.target_language"),
+        )
+
     @classmethod
     def load_for(cls, vocabularies: Mapping[str, int], directory: str | pathlib.Path) -> Tokenizers:
         """As `load`, for a model.
@@ -179,6 +247,12 @@ class Tokenizers:
                     f"is {size}. Pass --set model.{side}_vocabulary={pieces}, or train a smaller tokenizer."
                 )
         return tokenizers
+
+
+def _shown(languages: Iterable[str]) -> str:
+    """Returns the first languages, or all if they are few."""
+    names = sorted(languages)
+    return ", ".join(names if len(names) <= _MOST_SHOWN else [*names[:_MOST_SHOWN], "..."])
 
 
 def read_manifest(directory: pathlib.Path) -> dict[str, Any]:

@@ -249,3 +249,48 @@ def test_model_file_of_a_manifest_is_checked_before_it_becomes_a_path(directory,
     refused = f"tokenizer.json, field target.file: the path {name!r} is refused" in str(raised.value)
     refused = refused or f"tokenizer.json, field target.file: {name!r} is not a plain file name" in str(raised.value)
     assert refused or (name == PurePosixPath(name).name and f"cannot read {altered}/{name} " in str(raised.value))
+
+
+@pytest.fixture(scope="module")
+def multilingual() -> Tokenizer:
+    """A tokenizer with pieces for languages, as imported ones have."""
+    return Tokenizer(train(control_symbols=["fra_Latn", "deu_Latn", "__en__"]))
+
+
+def test_a_text_begins_with_the_piece_of_its_language(multilingual):
+    """In plain Python and in a graph; no text holds such a piece, and none is decoded."""
+    assert multilingual.languages == ("fra_Latn", "deu_Latn", "__en__") and multilingual.language_id is None
+    german = multilingual.in_language("deu_Latn", "input.source_language")
+    texts = [*_TEXTS, "", "deu_Latn fra_Latn"]
+    plain, tagged = multilingual.encode(texts), german.encode(texts)
+    assert [ids.tolist() for ids in tagged] == [[5, *ids.tolist()] for ids in plain] and german.language_id == 5
+    assert german.pieces([5]) == ["deu_Latn"] and not {4, 5, 6} & set(np.concatenate(plain).tolist())
+    assert german.decode(tagged) == multilingual.decode(plain)
+    ragged = german.in_graph().tokenize(tf.constant(texts))
+    assert ragged.dtype == tf.int32 and ragged.to_list() == [ids.tolist() for ids in tagged]
+
+
+def test_languages_have_one_or_another_form(multilingual):
+    """M2M-100 has `__en__`; the same tokenizer of another language is another reader of texts."""
+    english = multilingual.in_language("en", "f")
+    assert english.language_id == 6 and english == multilingual.in_language("__en__", "f") != multilingual
+
+
+@pytest.mark.parametrize(
+    "language, message",
+    [
+        ("", "f is empty, but the tokenizers have 3 languages, .* set it to one of deu_Latn, en, fra_Latn"),
+        ("fra_Latin", "f is 'fra_Latin', which is none of the 3 languages .* Did you mean fra_Latn"),
+        ("<s>", "f is '<s>', which is none of"),
+    ],
+)
+def test_an_unknown_language_is_an_error(multilingual, language, message):
+    """And none at all, where texts begin with one: translations would be bad, without a message."""
+    with pytest.raises(UserError, match=message):
+        multilingual.in_language(language, "f")
+
+
+def test_a_language_of_tokenizers_without_languages_is_an_error(tokenizers):
+    assert tokenizers.in_languages("", "") == tokenizers
+    with pytest.raises(UserError, match="input.source_language is 'fr', but the tokenizers have no languages; leave"):
+        tokenizers.in_languages("fr", "")

@@ -44,6 +44,8 @@ class BeamSearch:
       length_alpha: scores are divided by ((5 + length) / 6)^alpha (Wu et al. 2016, section 7, cited in appendix A.1).
       bos_id, eos_id: the token that begins the decoder's input, and the one that ends a hypothesis.
       forbidden_ids: tokens that no hypothesis contains (padding, bos, unknown).
+      first_id: the token that every hypothesis begins with, for instance that of its language; None if the model
+        chooses it. Its probability counts as 1, and its position to `max_length` and to the length.
     """
 
     beam_size: int = 4
@@ -52,15 +54,20 @@ class BeamSearch:
     bos_id: int = 2
     eos_id: int = 1
     forbidden_ids: tuple[int, ...] = (0, 2, 3)
+    first_id: int | None = None
 
     def __post_init__(self):
         counts = dict.fromkeys(("beam_size", "max_length"), COUNT)
-        ids = dict.fromkeys(("bos_id", "eos_id"), COUNT_OR_0)
+        ids = dict.fromkeys(("bos_id", "eos_id", *(["first_id"] if self.first_id is not None else [])), COUNT_OR_0)
         ranges.check("search.", self, {**counts, **ids, "length_alpha": _ALPHAS})
         if self.cache_length > MOST_POSITIONS:
             raise UserError(
                 f"search.beam_size {self.beam_size} x search.max_length {self.max_length} are {self.cache_length} "
                 f"positions of keys and values for a sentence; expected at most {MOST_POSITIONS}."
+            )
+        if self.first_id in self.forbidden_ids:
+            raise UserError(
+                f"search.first_id is {self.first_id}, which is among search.forbidden_ids; use another token."
             )
 
     @property
@@ -68,10 +75,15 @@ class BeamSearch:
         """T*K, the number of cache positions for one sentence."""
         return self.beam_size * self.max_length
 
-    def forbid(self, logits: tf.Tensor) -> tf.Tensor:
-        """Returns logits `[..., V]` with minus infinity for the `forbidden_ids`."""
+    def forbid(self, logits: tf.Tensor, t: tf.Tensor) -> tf.Tensor:
+        """Returns logits `[..., V]` of token number t with minus infinity for what it cannot be.
+
+        These are the `forbidden_ids` and, for the first token, all but `first_id`.
+        """
         ids = tf.range(logits.shape[-1])
         forbidden = tf.reduce_any(tf.equal(ids[:, None], tf.constant(self.forbidden_ids, tf.int32)), axis=-1)
+        if self.first_id is not None:
+            forbidden = tf.where(tf.equal(t, 0), tf.not_equal(ids, self.first_id), forbidden)
         return tf.where(forbidden, _IMPOSSIBLE, logits)
 
     def confidence(self, score: float, length: int) -> float:
@@ -82,7 +94,8 @@ class BeamSearch:
           length: in tokens, eos included.
         """
         log_probability = score * ((5 + length) / 6) ** self.length_alpha
-        return 0.0 if math.isnan(log_probability) else math.exp(log_probability / max(length, 1))
+        chosen = length - (self.first_id is not None)
+        return 0.0 if math.isnan(log_probability) else math.exp(log_probability / max(chosen, 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +253,7 @@ class _Beam:
     def expand(self, t: tf.Tensor, logits: tf.Tensor, active: dict, finished: dict) -> tuple[dict, dict, tf.Tensor]:
         """Extends every active hypothesis by every token; returns (active, finished, parents of the active ones)."""
         size, vocabulary = self._search.beam_size, logits.shape[-1]
-        logits = self._annotate(self._search.forbid(logits))
+        logits = self._annotate(self._search.forbid(logits, t))
         chunks = VocabularyChunks.of(logits, 2 * size)
         best = chunks.largest()
         normalizers = best + tf.math.log(tf.reduce_sum(tf.exp(logits - best[..., None]), axis=-1))

@@ -39,7 +39,8 @@ _MODEL = Translation(
     num_groups=4,
 )
 _SEARCHES = [
-    BeamSearch(beam_size=k, max_length=_MAX_LENGTH, length_alpha=alpha) for k, alpha in ((1, 0.6), (3, 0.0), (4, 1.0))
+    BeamSearch(beam_size=k, max_length=_MAX_LENGTH, length_alpha=alpha, first_id=first)
+    for k, alpha, first in ((1, 0.6, None), (3, 0.0, 11), (4, 1.0, None))
 ]
 
 
@@ -133,7 +134,7 @@ class _Naive:
         started, self._step = engine.load(_naive_start(rows, state)), engine.load(_naive_step(rows, state))
         self._state = started({"theta": theta, "source": source})
 
-    def search(self, alpha: float) -> list[list[tuple[float, tuple[int, ...]]]]:
+    def search(self, alpha: float, first_id: int | None) -> list[list[tuple[float, tuple[int, ...]]]]:
         """Returns (score, tokens) for each sentence: the finished ones, best first, then active ones up to K."""
         active = [[(0.0, ())] + [(-np.inf, ())] * (self._size - 1) for _ in range(_BATCH)]
         finished: list[list] = [[] for _ in range(_BATCH)]
@@ -144,6 +145,9 @@ class _Naive:
             logits = np.asarray(outputs["logits"], np.float64)
             logits[:, [0, 2, 3]] = -np.inf
             log_probabilities = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+            if t == 0 and first_id is not None:
+                log_probabilities[:] = -np.inf
+                log_probabilities[:, first_id] = 0.0
             parents = []
             for b in range(_BATCH):
                 active[b], own_parents = self._expand(
@@ -202,13 +206,13 @@ def test_flat_equals_naive_hypothesis_by_hypothesis(theta, source, search):
 
     This holds for the plain program and for the one that is optimised for a CPU.
     """
-    expected = _Naive(theta, source, search.beam_size).search(search.length_alpha)
+    expected = _Naive(theta, source, search.beam_size).search(search.length_alpha, search.first_id)
     for outputs in (_flat(theta, source, search, DeviceMesh(), platform) for platform in ("", "cpu")):
         for b in range(_BATCH):
             assert len(expected[b]) == search.beam_size
             for k, (score, tokens) in enumerate(expected[b]):
                 length = outputs["lengths"][b, k]
-                assert tuple(outputs["ids"][b, k, :length]) == tokens
+                assert tuple(outputs["ids"][b, k, :length]) == tokens and search.first_id in (None, tokens[0])
                 assert not outputs["ids"][b, k, length:].any()
                 assert outputs["scores"][b, k] == pytest.approx(score, abs=_TOLERANCE)
     lengths = {len(tokens) for beam in expected for _, tokens in beam}
@@ -427,7 +431,15 @@ def test_confidence_does_not_depend_on_the_length_penalty(alpha):
     assert search.confidence(float("nan"), 2) == 0, "doubtful, whatever the threshold"
 
 
-@pytest.mark.parametrize("change", [{"beam_size": 0}, {"max_length": 0}])
+def test_the_first_token_if_it_is_given_is_not_in_doubt():
+    """Its probability is 1, and the mean is that of the others."""
+    search = BeamSearch(length_alpha=0.0, first_id=4)
+    assert search.confidence(np.log(0.5 * 0.125), 3) == pytest.approx(0.25)
+    with pytest.raises(UserError, match="search.first_id is 3, which is among search.forbidden_ids"):
+        BeamSearch(first_id=3)
+
+
+@pytest.mark.parametrize("change", [{"beam_size": 0}, {"max_length": 0}, {"first_id": -1}])
 def test_sizes_below_one_are_errors(change):
     """The message names the field."""
     with pytest.raises(UserError, match=next(iter(change))):

@@ -144,7 +144,7 @@ def _extended(
 ) -> dict[str, tf.Tensor]:
     """Returns the samples with one more token of each active one; their scores are sums of log-probabilities."""
     search, active = sampling.search, drawn["active"]
-    logits = search.forbid(logits)
+    logits = search.forbid(logits, t)
     tokens = _draw(sampling, logits, inputs, t, context)
     log_probabilities = tf.gather(tf.nn.log_softmax(logits), tokens, batch_dims=2)
     written = tf.logical_and(tf.equal(tf.range(search.max_length), t), active[..., None])

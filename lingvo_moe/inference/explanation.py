@@ -54,8 +54,8 @@ class Explainer:
         """Yields an explanation for each part of each translation: one, or several of a line that was split.
 
         An explanation is JSON: `line` and `part`, from 1; `source`, the tokens that the encoder reads, and
-        `translation`, those that the decoder reads, from `<s>` on; and for each layer with experts, `encoder/2` or
-        `decoder/2`, one list per token, `[expert, weight]` by falling weight.
+        `translation`, those that the decoder reads, from `input.bos_id` on; and for each layer with experts,
+        `encoder/2` or `decoder/2`, one list per token, `[expert, weight]` by falling weight.
 
         Args:
           translations: of lines, in order.
@@ -91,7 +91,7 @@ class Explainer:
     def _explanation(self, part: _Part, layers: Mapping[str, Mapping[str, np.ndarray]], row: int) -> dict[str, Any]:
         tokens = {
             "source": [*self._tokenizers.source.pieces(part.source), "</s>"],
-            "translation": ["<s>", *self._tokenizers.target.pieces(part.target)],
+            "translation": self._tokenizers.target.pieces([self._input.bos_id, *part.target]),
         }
         explanation: dict[str, Any] = {"line": part.line, "part": part.part, **tokens}
         for layer, found in layers.items():

@@ -56,7 +56,7 @@ class Translator:
           experiment: its experiment.
           engine: where to decode.
           logdir: the log directory that it was trained in.
-          copy_english: whether texts that are English already are copied.
+          copy_english: whether texts that are English already are copied; of a model without `input.source_language`.
 
         Raises:
           UserError: the model does not translate, no tokenizer or one too large for it, no checkpoint or one of another
@@ -68,15 +68,17 @@ class Translator:
                 "other kinds."
             )
         self.name, self.experiment = name, experiment
-        self._tokenizers = experiment.open_tokenizers()
+        self._tokenizers, self._search = experiment.open_tokenizers(), experiment.decoding_search()
+        language = self._tokenizers.target.language
         self._reader = LineReader(
             self._tokenizers.source,
             experiment.texts.source_length - 1,
-            self._tokenizers.target if copy_english else None,
+            self._tokenizers.target if copy_english and not language else None,
             experiment.reread_below,
+            numbers_in_english=not language or language.strip("_").startswith("en"),
         )
         with trained_weights(name, experiment, logdir) as restore:
-            self._decoding = engine.decoding(experiment.steps, experiment.decoding_specs(), experiment.search)
+            self._decoding = engine.decoding(experiment.steps, experiment.decoding_specs(), self._search)
             self.step, theta = restore(self._decoding.shardings)
         self.digest = _digest(theta, self._tokenizers)
         self._decoding.load(theta)
@@ -151,11 +153,12 @@ class Translator:
         """Yields the translations of each row."""
         hypotheses = self._decoding.decode(source)
         ids, scores, lengths = (np.asarray(hypotheses[field]) for field in ("ids", "scores", "lengths"))
+        empty = 1 + (self._tokenizers.source.language_id is not None)  # the language, and eos
         for row, tokens in enumerate(np.count_nonzero(source["segment_ids"], axis=1)):
             sentence = tuple(map(int, source["ids"][row, : tokens - 1]))
             translations = self._translations(sentence, ids[row], scores[row], lengths[row])
             # An empty sentence is an end-of-sentence token alone, for which a model invents a translation.
-            yield translations if tokens > 1 else [Translation("", 0.0)] * len(translations)
+            yield translations if tokens > empty else [Translation("", 0.0)] * len(translations)
 
     def _translations(
         self, sentence: tuple[int, ...], ids: np.ndarray, scores: np.ndarray, lengths: np.ndarray
@@ -167,7 +170,7 @@ class Translator:
                 text,
                 float(score),
                 ((sentence, tuple(token for token in row if token != eos)),),
-                self.experiment.search.confidence(float(score), len(row)),
+                self._search.confidence(float(score), len(row)),
                 truncated=eos not in row,
             )
             for text, score, row in zip(texts, scores, rows)

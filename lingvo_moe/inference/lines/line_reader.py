@@ -96,7 +96,14 @@ class Line(NamedTuple):
 class LineReader:
     """Finds the ways to read lines."""
 
-    def __init__(self, tokenizer: Tokenizer, limit: int, english: Tokenizer | None = None, reread_below: float = 0.0):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        limit: int,
+        english: Tokenizer | None = None,
+        reread_below: float = 0.0,
+        numbers_in_english: bool = True,
+    ):
         """Makes a reader for a model.
 
         Args:
@@ -104,9 +111,11 @@ class LineReader:
           limit: the largest number of tokens that the model reads, without eos.
           english: that of the target, to find and copy English texts; None to translate them.
           reread_below: the confidence below which texts are read in other ways, too, see `variants`.
+          numbers_in_english: whether numbers that a translation has lost are put in as English writes them.
         """
         self._tokenizer, self._limit = tokenizer, limit
         self._english, self._reread_below = english, reread_below
+        self._numbers_in_english = numbers_in_english
 
     def fits(self, texts: Sequence[str]) -> list[bool]:
         """Returns for each text whether the model can read it whole."""
@@ -165,7 +174,10 @@ class LineReader:
         needed = required(text)
         if all(each.lastgroup == "address" for each in needed):
             return []
-        originals = tuple(in_english(each[0]) if each.lastgroup == "number" else each[0] for each in needed)
+        originals = tuple(
+            in_english(each[0]) if each.lastgroup == "number" and self._numbers_in_english else each[0]
+            for each in needed
+        )
         return self._readings(Shortened(shorten(text, needed).text, originals))
 
     def _variants(self, text: str) -> list[Reading]:

@@ -186,6 +186,14 @@ def test_a_line_with_a_placeholder_has_a_fallback():
     assert [each.text for each in read.translations(known)] == ["www.a.de: see %s"]
 
 
+@pytest.mark.parametrize("in_english, number", [(True, "1,234.5"), (False, "1.234,5")])
+def test_a_number_is_put_into_english_alone_as_english_writes_it(in_english, number):
+    """A model that translates into other languages keeps it as it is."""
+    (line,) = LineReader(_Tokenizer(b""), 12, numbers_in_english=in_english).lines(["neerg 1.234,5"])
+    (read,) = line.texts.values()
+    assert [reading.originals for reading in read.read_again(_LOST)] == [(number,)]
+
+
 def test_bold_text_is_read_with_tags_and_written_with_marks():
     """Of two hypotheses the one that has both tags is taken."""
     (line,) = LineReader(_Tokenizer(b""), 12).lines(["**Neerg** der"])
