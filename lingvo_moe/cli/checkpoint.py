@@ -13,7 +13,10 @@ import jax
 
 from lingvo_moe import experiment, registry
 from lingvo_moe.cli.run_config import CheckpointConfig
+from lingvo_moe.data.tokenizer import SIDES
 from lingvo_moe.errors import UserError, did_you_mean
+from lingvo_moe.importing import nllb, nllb_tokenizer
+from lingvo_moe.importing.model_directory import CONFIG
 from lingvo_moe.steps import weight_specs
 from lingvo_moe.training import checkpoint_manifest, hyperparameters
 from lingvo_moe.training import checkpoint_tools as tools
@@ -23,6 +26,7 @@ from lingvo_moe.training.checkpoint_reader import Reader, num_bytes
 from lingvo_moe.training.readers import read_tokens
 from lingvo_moe.utils import columns, progress
 from lingvo_moe.utils.counts import counted
+from lingvo_moe.utils.hashes import sha256
 
 _logger = logging.getLogger(__name__)
 _EVERYWHERE = {"help", "import"}
@@ -144,11 +148,14 @@ def _average_logdirs(config: CheckpointConfig, output: str):
 def _convert(config: CheckpointConfig):
     if config.output and not config.input:
         _to_safetensors(config, config.output)
+    elif config.input and not config.output and os.path.isdir(config.input):
+        _from_directory(config, pathlib.Path(config.input))
     elif config.input and not config.output:
         _from_safetensors(config, config.input)
     else:
         raise UserError(
-            "which way? Pass --output=FILE.safetensors to write a file, or --input=FILE.safetensors to read one."
+            "which way? Pass --output=FILE.safetensors to write a file, --input=FILE.safetensors to read one, or "
+            "--input=DIRECTORY to import a model in Hugging Face's format."
         )
 
 
@@ -192,6 +199,31 @@ def _from_safetensors(config: CheckpointConfig, file: str):
     _logger.info("%s: weights of %s, step %d", logdir, name, step)
 
 
+def _from_directory(config: CheckpointConfig, directory: pathlib.Path):
+    """Imports a model in Hugging Face's format."""
+    for flag in sorted(config.given & {"step", "dtype", "model", "set"}):
+        raise UserError(f"--{flag} is not for --input={directory}: {CONFIG} there says what the model is.")
+    logdir = _logdir(config)
+    tools.check_new_logdir(logdir)
+    tokenizers = pathlib.Path(logdir) / _TOKENIZERS
+    if tokenizers.exists():
+        raise UserError(f"--logdir={logdir}: there is a {_TOKENIZERS} already; name a new directory.")
+    found = nllb.read(directory, f"--input={directory}")
+    readers = [sha256(found.tokenizer.model)] * len(SIDES)
+    origin = f"imported from {directory.absolute().name}"
+    tools.save_imported(logdir, found.name, tools.FileWeights(0, found.theta, readers), origin)
+    nllb_tokenizer.write(found.tokenizer, tokenizers)
+    imported = experiment.unchecked(found.name, (*found.settings, f"tokenizers={tokenizers}"))
+    hyperparameters.save(pathlib.Path(logdir), hyperparameters.of(found.name, imported))
+    _logger.info(
+        "%s: weights of %s, and tokenizers of %s; `translate` takes --source_language and --target_language.",
+        logdir,
+        found.name,
+        counted(len(found.tokenizer.languages), "language"),
+    )
+
+
+_TOKENIZERS = "tokenizers"  # in the log directory of an imported model
 _ACTIONS = {
     "inspect": _Action(_inspect, ("logdir", "step", "grep", "stats")),
     "verify": _Action(_verify, ("logdir", "step")),

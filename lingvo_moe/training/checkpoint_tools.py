@@ -352,6 +352,27 @@ def from_safetensors(
     return found.step
 
 
+def check_new_logdir(logdir: str | pathlib.Path):
+    """Raises UserError if there are checkpoints in `--logdir`, or nothing can be written to it; makes nothing."""
+    _check_new(logdir, "--logdir")
+
+
+def save_imported(logdir: str | pathlib.Path, model: str, found: FileWeights, origin: str):
+    """Writes a new log directory with weights of another program.
+
+    Args:
+      logdir: the log directory to write, `--logdir`.
+      model: the registered name.
+      found: the weights.
+      origin: where they come from, which `checkpoint inspect` shows.
+
+    Raises:
+      UserError: `logdir` has checkpoints, or cannot be written.
+    """
+    with _new_checkpoints(logdir, "--logdir") as target:
+        target.save_weights(found.step, model, tree.unflatten(found.theta), origin, found.readers)
+
+
 def read_safetensors(
     file: str | pathlib.Path, model: str, specs: Mapping[str, object], name: str, remedy: str = ""
 ) -> FileWeights:
