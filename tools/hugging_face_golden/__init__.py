@@ -1,0 +1,1 @@
+"""Golden values of Hugging Face's translators: tiny random models, computed by its own code."""

@@ -1,0 +1,89 @@
+"""The sentences that train the tiny tokenizers, and the examples. They were written for this purpose.
+
+It needs the standard library alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+TRAINING = (
+    # English
+    "The water in the river is cold in the morning.",
+    "She is reading a letter from her sister.",
+    "We went to the market and bought bread, apples and cheese.",
+    "Where is the station, and when does the next train leave?",
+    "The children are playing in the garden behind the house.",
+    "I would like a cup of tea with a little milk.",
+    "It rained all night, so the road is wet.",
+    "There are 12 chairs and 3 tables in this room.",
+    # French
+    "L'eau de la rivière est froide le matin.",
+    "Elle lit une lettre de sa sœur.",
+    "Nous sommes allés au marché et nous avons acheté du pain, des pommes et du fromage.",
+    "Où est la gare, et quand part le prochain train ?",
+    "Les enfants jouent dans le jardin derrière la maison.",
+    "Je voudrais une tasse de thé avec un peu de lait.",
+    "Il a plu toute la nuit, donc la route est mouillée.",
+    "Il y a 12 chaises et 3 tables dans cette pièce.",
+    # German
+    "Das Wasser im Fluss ist am Morgen kalt.",
+    "Sie liest einen Brief von ihrer Schwester.",
+    "Wir gingen auf den Markt und kauften Brot, Äpfel und Käse.",
+    "Wo ist der Bahnhof, und wann fährt der nächste Zug?",
+    "Die Kinder spielen im Garten hinter dem Haus.",
+    "Ich möchte eine Tasse Tee mit etwas Milch.",
+    "Es hat die ganze Nacht geregnet, darum ist die Straße nass.",
+    "In diesem Zimmer stehen 12 Stühle und 3 Tische.",
+    # Russian
+    "Вода в реке утром холодная.",
+    "Она читает письмо от своей сестры.",
+    "Мы пошли на рынок и купили хлеб, яблоки и сыр.",
+    "Где вокзал, и когда уходит следующий поезд?",
+    "Дети играют в саду за домом.",
+    "Я хотел бы чашку чая с молоком.",
+    "Всю ночь шёл дождь, поэтому дорога мокрая.",
+    "В этой комнате 12 стульев и 3 стола.",
+    # Swahili
+    "Maji ya mto ni baridi asubuhi.",
+    "Anasoma barua kutoka kwa dada yake.",
+    "Tulikwenda sokoni tukanunua mkate, matofaa na jibini.",
+    "Kituo kiko wapi, na treni inayofuata inaondoka lini?",
+    "Watoto wanacheza katika bustani nyuma ya nyumba.",
+    "Ningependa kikombe cha chai na maziwa kidogo.",
+    "Mvua ilinyesha usiku wote, kwa hiyo barabara ina maji.",
+    "Kuna viti 12 na meza 3 katika chumba hiki.",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """A source and a target, with languages as NLLB names them."""
+
+    source: str
+    target: str
+    source_language: str
+    target_language: str
+
+
+EXAMPLES = (
+    Example("The river is cold.", "La rivière est froide.", "eng_Latn", "fra_Latn"),
+    Example("Where is the garden?", "Wo ist der Garten?", "eng_Latn", "deu_Latn"),
+    Example("Les enfants lisent à la maison.", "The children read at home.", "fra_Latn", "eng_Latn"),
+    Example("Дети пошли в сад утром.", "Watoto walikwenda bustani asubuhi.", "rus_Cyrl", "swh_Latn"),
+    # Characters that the tokenizer does not know, alone and in a row, with spaces about them.
+    Example("Tea costs 5 ¥ or 水 茶水!", "Le thé coûte 5 ¥ ou 水 茶水 !", "eng_Latn", "fra_Latn"),
+    # Spaces at both ends and in the middle.
+    Example("  Das Brot   ist nass. ", " Хлеб  мокрый. ", "deu_Latn", "rus_Cyrl"),
+    Example(".", ".", "swh_Latn", "fra_Latn"),
+    Example(
+        "We bought bread, apples and cheese at the market, and then it rained so the road to the house was wet.",
+        "Wir kauften Brot, Äpfel und Käse auf dem Markt, und dann hat es geregnet.",
+        "eng_Latn",
+        "deu_Latn",
+    ),
+    Example("", "Non.", "eng_Latn", "fra_Latn"),
+)
+
+# M2M-100's names of the same languages.
+SHORT_NAMES = {"eng_Latn": "en", "fra_Latn": "fr", "deu_Latn": "de", "rus_Cyrl": "ru", "swh_Latn": "sw"}

@@ -1,0 +1,304 @@
+"""Tiny models with random weights, as directories of the Hugging Face Hub: M2M-100, NLLB-200 and NLLB-MoE.
+
+It needs NumPy and safetensors alone. Names and shapes of the weights are those that Hugging Face's `save_pretrained`
+writes; the golden files, which its code wrote, have them too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import pathlib
+import shutil
+from collections.abc import Iterator
+
+import numpy as np
+from safetensors.numpy import save_file
+
+TOKENIZERS = pathlib.Path(__file__).parents[2] / "testdata" / "golden" / "hugging_face"
+INDEX = "model.safetensors.index.json"
+PADDING, EOS = 1, 2
+
+_SPECIAL_IDS = {"bos_token_id": 0, "decoder_start_token_id": EOS, "eos_token_id": EOS, "pad_token_id": PADDING}
+
+
+def _of_both_sides(**values: int | float) -> dict:
+    return {f"{side}_{name}": value for name, value in values.items() for side in ("encoder", "decoder")}
+
+
+# What facebook/nllb-200-distilled-600M, facebook/nllb-moe-54b and facebook/m2m100_418M have, with small dimensions.
+CONFIGS = {
+    "nllb": {
+        "architectures": ["M2M100ForConditionalGeneration"],
+        "model_type": "m2m_100",
+        "tokenizer_class": "NllbTokenizer",
+        "vocab_size": 506,  # 300 pieces, one more for <pad>, 202 languages, <mask>, and two rows that nothing uses
+        "d_model": 32,
+        **_of_both_sides(attention_heads=4, ffn_dim=64, layerdrop=0),
+        "encoder_layers": 3,
+        "decoder_layers": 2,
+        "num_hidden_layers": 3,
+        "activation_function": "relu",
+        "activation_dropout": 0.0,
+        "attention_dropout": 0.1,
+        "dropout": 0.1,
+        "init_std": 0.02,
+        "is_encoder_decoder": True,
+        "max_length": 200,
+        "max_position_embeddings": 64,
+        "scale_embedding": True,
+        "tie_word_embeddings": True,
+        "use_cache": True,
+        "torch_dtype": "float32",
+        **_SPECIAL_IDS,
+    },
+    "nllb_moe": {
+        "architectures": ["NllbMoeForConditionalGeneration"],
+        "model_type": "nllb-moe",
+        "tokenizer_class": "NllbTokenizer",
+        "vocab_size": 506,
+        "d_model": 32,
+        **_of_both_sides(attention_heads=4, ffn_dim=64, layerdrop=0, layers=4, sparse_step=2),
+        "num_hidden_layers": 4,
+        "num_experts": 4,
+        "expert_capacity": 64,
+        "moe_eval_capacity_token_fraction": 1.0,
+        "moe_token_dropout": 0.2,
+        "normalize_router_prob_before_dropping": False,
+        "batch_prioritized_routing": False,
+        "router_bias": False,
+        "router_dtype": "float32",
+        "router_ignore_padding_tokens": False,
+        "router_aux_loss_coef": 0.001,
+        "router_z_loss_coef": 0.001,
+        "output_router_logits": False,
+        "second_expert_policy": "all",
+        "activation_function": "relu",
+        "activation_dropout": 0.0,
+        "attention_dropout": 0.1,
+        "dropout": 0.1,
+        "init_std": 0.02,
+        "is_encoder_decoder": True,
+        "max_length": 200,
+        "max_position_embeddings": 64,
+        "scale_embedding": True,
+        "tie_word_embeddings": True,
+        "use_cache": True,
+        "torch_dtype": "float32",
+        **_SPECIAL_IDS,
+    },
+    "m2m": {
+        "architectures": ["M2M100ForConditionalGeneration"],
+        "model_type": "m2m_100",
+        "vocab_size": 407,  # 299 entries of vocab.json, 100 languages, and the eight rows of fairseq's made-up words
+        "d_model": 32,
+        **_of_both_sides(attention_heads=2, ffn_dim=64, layerdrop=0.05, layers=2),
+        "num_hidden_layers": 2,
+        "activation_function": "relu",
+        "activation_dropout": 0.0,
+        "attention_dropout": 0.1,
+        "dropout": 0.1,
+        "early_stopping": True,
+        "gradient_checkpointing": False,
+        "init_std": 0.02,
+        "is_encoder_decoder": True,
+        "max_length": 200,
+        "max_position_embeddings": 64,
+        "num_beams": 5,
+        "scale_embedding": True,
+        "tie_word_embeddings": True,
+        "use_cache": True,
+        "torch_dtype": "float32",
+        **_SPECIAL_IDS,
+    },
+}
+# The directory of each model's tokenizer below TOKENIZERS.
+TOKENIZER_OF = {"nllb": "nllb", "nllb_moe": "nllb", "m2m": "m2m"}
+# The ids that a text's pieces have; other rows of the table are special tokens, languages or unused.
+_PIECES = {"nllb": range(4, 301), "nllb_moe": range(4, 301), "m2m": range(4, 299)}
+# Chosen so that beam search ends by itself and its best hypotheses differ in score.
+_SEEDS = {"nllb": 77, "nllb_moe": 14, "m2m": 51}
+# The standard deviation of the table, and how much larger it is in the end's row, so that its chance varies.
+_SPREAD, _END_SPREAD = 0.3, 2.0
+# The standard deviation of the last bias.
+_LAST_BIAS = 0.3
+# How much of a token's successor the last feed-forward layer adds, and how much of the token it takes away from that.
+_SUCCESSOR, _OWN = 5.0, 1.0
+# How much likelier the weights make the end, and how much less likely the rows of no piece: logits.
+_END, _NO_PIECE = 3.0, -4.0
+_MAX_SHARD_BYTES = {"nllb_moe": 160_000}
+_WITHOUT_ADDED_TOKENS = ("nllb_moe",)
+
+
+def shapes(model: str) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of a model's weights by their names in model.safetensors."""
+    config = CONFIGS[model]
+    width = config["d_model"]
+    return {
+        "model.shared.weight": (config["vocab_size"], width),
+        **dict(_side(config, "encoder")),
+        **dict(_side(config, "decoder")),
+    }
+
+
+def _side(config: dict, side: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    width = config["d_model"]
+    has_experts = config["model_type"] == "nllb-moe"
+    attentions = ["self_attn"] + ["cross_attention" if has_experts else "encoder_attn"] * (side == "decoder")
+    for layer in range(config[f"{side}_layers"]):
+        prefix = f"model.{side}.layers.{layer}"
+        for attention in attentions:
+            for projection in ("k_proj", "v_proj", "q_proj", "out_proj"):
+                yield from _linear(f"{prefix}.{attention}.{projection}", width, width)
+            yield from _norm(f"{prefix}.{attention}_layer_norm", width)
+        yield from _feed_forward(config, side, layer, prefix)
+        yield from _norm(f"{prefix}.{'ff_layer_norm' if has_experts else 'final_layer_norm'}", width)
+    yield from _norm(f"model.{side}.layer_norm", width)
+
+
+def _feed_forward(config: dict, side: str, layer: int, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    width, hidden = config["d_model"], config[f"{side}_ffn_dim"]
+    owners = [prefix]
+    if config["model_type"] == "nllb-moe":
+        owners = [f"{prefix}.ffn"]
+        if (layer + 1) % config[f"{side}_sparse_step"] == 0:
+            yield f"{prefix}.ffn.router.classifier.weight", (config["num_experts"], width)
+            owners = [f"{prefix}.ffn.experts.expert_{expert}" for expert in range(config["num_experts"])]
+    for owner in owners:
+        yield from _linear(f"{owner}.fc1", width, hidden)
+        yield from _linear(f"{owner}.fc2", hidden, width)
+
+
+def _linear(name: str, inputs: int, outputs: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{name}.weight", (outputs, inputs)
+    yield f"{name}.bias", (outputs,)
+
+
+def _norm(name: str, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{name}.weight", (width,)
+    yield f"{name}.bias", (width,)
+
+
+def weights(model: str, seed: int | None = None) -> dict[str, np.ndarray]:
+    """Returns a model's weights in float32, by their names in model.safetensors.
+
+    Args:
+      model: a key of CONFIGS.
+      seed: another seed than the model's own.
+    """
+    seed = _SEEDS[model] if seed is None else seed
+    values = {name: _values(f"{model}/{seed}/{name}", shape) for name, shape in shapes(model).items()}
+    _add_successors(model, values)
+    _shape_outputs(values, _PIECES[model])
+    return {name: value.astype(np.float32) for name, value in values.items()}
+
+
+def _values(key: str, shape: tuple[int, ...]) -> np.ndarray:
+    normal = np.random.default_rng(_hash(key)).standard_normal(shape)
+    name = key.rpartition("/")[2]
+    if name == "model.shared.weight":
+        return _SPREAD * normal
+    if name == "model.decoder.layer_norm.bias":
+        return _LAST_BIAS * normal  # the direction that `_shape_outputs` uses
+    if name.endswith("norm.weight"):
+        return 1.0 + 0.2 * normal
+    if name.endswith("bias"):
+        return 0.2 * normal
+    return 1.5 * shape[1] ** -0.5 * normal
+
+
+def _hash(key: str) -> int:
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little")
+
+
+def _add_successors(model: str, values: dict[str, np.ndarray]):
+    """Makes another piece the likely successor of each, or beam search would repeat a token that it once chose.
+
+    The pieces' rows of the table are a chain, each the rotation of the one before it; the last feed-forward layer
+    rotates what it reads, relu(x) - relu(-x), and takes away some of it.
+    """
+    table = values["model.shared.weight"]
+    width = table.shape[1]
+    draw = np.random.default_rng(_hash(model))
+    rotation = np.linalg.qr(draw.standard_normal((width, width)))[0]
+    for row, following in itertools.pairwise(draw.permutation(_PIECES[model])):
+        table[following] = 0.95 * rotation @ table[row] + 0.3 * table[following]
+    step = _SUCCESSOR * (rotation - _OWN * np.eye(width))
+    parts = {
+        "fc1.weight": np.concatenate([np.eye(width), -np.eye(width)]),
+        "fc2.weight": np.concatenate([step, -step], axis=1),
+    }
+    last = f"model.decoder.layers.{CONFIGS[model]['decoder_layers'] - 1}."
+    for name in values:
+        for suffix, part in parts.items():
+            if name.startswith(last) and name.endswith(suffix):
+                values[name] += part
+
+
+def _shape_outputs(values: dict[str, np.ndarray], pieces: range):
+    """Makes the end likelier, and less likely what is no piece. Padding's row is zero, as fairseq has it."""
+    table, bias = values["model.shared.weight"], values["model.decoder.layer_norm.bias"]
+    per_logit = bias / (bias @ bias)
+    others = [row for row in range(len(table)) if row not in pieces and row != EOS]
+    table[others] += _NO_PIECE * per_logit
+    table[EOS] = _END_SPREAD * table[EOS] + _END * per_logit
+    table[PADDING] = 0.0
+
+
+def digest(model: str) -> str:
+    """Returns the SHA-256 of a model's weights in the order of their names, as little-endian bytes."""
+    values = weights(model)
+    return hashlib.sha256(b"".join(values[name].astype("<f4").tobytes() for name in sorted(values))).hexdigest()
+
+
+def write(directory: pathlib.Path, model: str, seed: int | None = None):
+    """Writes a model's directory as the Hub has it: configuration, weights, and the tokenizer's files.
+
+    Args:
+      directory: is made.
+      model: a key of CONFIGS; the weights of `nllb_moe` are in several files.
+      seed: another seed than the model's own.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    _write_json(directory / "config.json", CONFIGS[model])
+    _write_json(directory / "generation_config.json", {"_from_model_config": True, "max_length": 200, **_SPECIAL_IDS})
+    shards = _shards(weights(model, seed), _MAX_SHARD_BYTES.get(model))
+    files = [f"model-{index:05}-of-{len(shards):05}.safetensors" for index in range(1, len(shards) + 1)]
+    if len(shards) == 1:
+        files = ["model.safetensors"]
+    else:
+        total = sum(value.nbytes for shard in shards for value in shard.values())
+        places = {name: file for file, shard in zip(files, shards) for name in shard}
+        _write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))})
+    for file, shard in zip(files, shards):
+        save_file(shard, directory / file, metadata={"format": "pt"})
+    _write_tokenizer(directory, model)
+
+
+def _write_tokenizer(directory: pathlib.Path, model: str):
+    """Copies the tokenizer's files; of `nllb_moe`, as of 2022, only tokenizer.json has the ids of the added tokens."""
+    for file in (TOKENIZERS / TOKENIZER_OF[model]).iterdir():
+        shutil.copyfile(file, directory / file.name)
+    if model in _WITHOUT_ADDED_TOKENS:
+        (directory / "added_tokens.json").unlink()
+        path = directory / "tokenizer_config.json"
+        config = json.loads(path.read_text(encoding="utf-8"))
+        _write_json(path, {key: value for key, value in config.items() if key != "added_tokens_decoder"})
+
+
+def _write_json(path: pathlib.Path, value: dict):
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _shards(values: dict[str, np.ndarray], max_bytes: int | None) -> list[dict[str, np.ndarray]]:
+    """Returns the weights in consecutive parts of at most `max_bytes`, unless a single one is larger."""
+    shards: list[dict[str, np.ndarray]] = [{}]
+    size = 0
+    for name, value in values.items():
+        if max_bytes and shards[-1] and size + value.nbytes > max_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][name] = value
+        size += value.nbytes
+    return shards

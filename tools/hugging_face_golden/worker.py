@@ -1,0 +1,273 @@
+"""Computes a tiny model's golden values with Hugging Face's own code, and prints them as JSON.
+
+    python -m tools.hugging_face_golden.worker DIRECTORY
+
+DIRECTORY has a model and its tokenizer as `tiny_models.write` writes them. `python -m tools.hugging_face_golden` starts
+this worker, in the environment of requirements.txt. It shares no code with lingvo_moe.
+"""
+
+# Its packages are in an environment of its own: see __main__.py.
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import itertools
+import json
+import pathlib
+import sys
+import tempfile
+
+from tools.hugging_face_golden.sentences import EXAMPLES, SHORT_NAMES, Example
+
+BEAMS, MAX_NEW_TOKENS = 4, 24
+_DIGITS = 7
+# Of what padding may change, by the order of float32's sums.
+_TOLERANCE = 1e-4
+
+
+def main(arguments: list[str]):
+    """Prints the golden values of a directory."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    print(json.dumps(golden(pathlib.Path(arguments[1]))))
+
+
+def golden(directory: pathlib.Path) -> dict:
+    """Returns the golden values of a model; __main__.py describes them."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(directory, dtype="float32").eval()
+    tokenizers = _tokenizers(directory)
+    encoded = [_encoded(tokenizers, example) for example in EXAMPLES]
+    values = _teacher_forced(model, tokenizers["slow"], encoded)
+    hypotheses = _hypotheses(model, tokenizers["slow"], encoded)
+    return {
+        "versions": _versions(),
+        "facts": _facts(model, tokenizers),
+        "weights": _saved_weights(model),
+        "tied_names": _tied_names(model),
+        "positions": [_rounded(row) for row in model.model.encoder.embed_positions.weights[:5].tolist()],
+        "tokens": tokenizers["slow"].convert_ids_to_tokens(range(len(tokenizers["slow"]))),
+        "examples": [
+            {**vars(example), **ids, **own, "hypotheses": best}
+            for example, ids, own, best in zip(EXAMPLES, encoded, values, hypotheses)
+        ],
+    }
+
+
+def _tokenizers(directory: pathlib.Path) -> dict:
+    """Returns the directory's tokenizers, `slow` and, if there is such a class, `fast`, which AutoTokenizer prefers."""
+    from transformers import AutoTokenizer
+
+    slow = AutoTokenizer.from_pretrained(directory, use_fast=False)
+    fast = AutoTokenizer.from_pretrained(directory)
+    return {"slow": slow, **({"fast": fast} if fast.is_fast else {})}
+
+
+def _language(tokenizer, name: str) -> str:
+    return SHORT_NAMES[name] if "M2M" in type(tokenizer).__name__ else name
+
+
+def _encoded(tokenizers: dict, example: Example) -> dict:
+    """Returns an example's ids: of the slow tokenizer, and those of the fast one where they differ."""
+    ids = _ids(tokenizers["slow"], example)
+    if "fast" in tokenizers:
+        others = _ids(tokenizers["fast"], example)
+        ids |= {f"{name}_fast": other for name, other in others.items() if other != ids[name]}
+    return ids
+
+
+def _ids(tokenizer, example: Example) -> dict:
+    tokenizer.src_lang = _language(tokenizer, example.source_language)
+    tokenizer.tgt_lang = _language(tokenizer, example.target_language)
+    return {
+        "source_ids": tokenizer(example.source)["input_ids"],
+        "labels": tokenizer(text_target=example.target)["input_ids"],
+        "forced_bos_token_id": _language_id(tokenizer, tokenizer.tgt_lang),
+    }
+
+
+def _language_id(tokenizer, language: str) -> int:
+    if hasattr(tokenizer, "get_lang_id"):
+        return tokenizer.get_lang_id(language)
+    return tokenizer.convert_tokens_to_ids(language)
+
+
+def _padded(tokenizer, rows: list[list[int]]):
+    return tokenizer.pad({"input_ids": rows}, return_tensors="pt")
+
+
+def _teacher_forced(model, tokenizer, encoded: list[dict]) -> list[dict]:
+    """Returns the log-probabilities of all labels, in one batch with padding, and more of the first example."""
+    import torch
+
+    rows = [_decoder_input(model, ids["labels"]) for ids in encoded]
+    source = _padded(tokenizer, [ids["source_ids"] for ids in encoded])
+    out = model(**source, decoder_input_ids=_padded(tokenizer, rows)["input_ids"])
+    log_probabilities = torch.log_softmax(out.logits, -1)
+    results = []
+    for index, (row, ids) in enumerate(zip(rows, encoded)):
+        own = [log_probabilities[index, place, label].item() for place, label in enumerate(ids["labels"])]
+        results.append({"decoder_input_ids": row, "log_probabilities": _rounded(own)})
+        _check_equal(own, _alone(model, ids["source_ids"], row, ids["labels"]), "padding changes a log-probability")
+    length = len(encoded[0]["source_ids"])
+    results[0]["logits"] = [_rounded(row) for row in out.logits[0, :2].tolist()]
+    results[0]["encoder_output"] = [_rounded(row) for row in out.encoder_last_hidden_state[0, :length, :4].tolist()]
+    return results
+
+
+def _decoder_input(model, labels: list[int]) -> list[int]:
+    """Returns the labels, shifted by Hugging Face's own function, which the model calls when it is given labels."""
+    import importlib
+
+    import torch
+
+    config = model.config
+    module = importlib.import_module(type(model).__module__)
+    row = torch.tensor([labels])
+    return module.shift_tokens_right(row, config.pad_token_id, config.decoder_start_token_id)[0].tolist()
+
+
+def _alone(model, source_ids: list[int], decoder_input: list[int], labels: list[int]) -> list[float]:
+    """Returns the log-probabilities of labels in a batch of one, without padding."""
+    import torch
+
+    out = model(
+        input_ids=torch.tensor([source_ids]),
+        attention_mask=torch.ones(1, len(source_ids), dtype=torch.long),
+        decoder_input_ids=torch.tensor([decoder_input]),
+    )
+    log_probabilities = torch.log_softmax(out.logits[0], -1)
+    return [log_probabilities[place, label].item() for place, label in enumerate(labels)]
+
+
+def _check_equal(values: list[float], others: list[float], what: str):
+    gap = max(abs(value - other) for value, other in zip(values, others, strict=True))
+    if gap > _TOLERANCE:
+        raise ValueError(f"{what} by {gap}")
+
+
+def _hypotheses(model, tokenizer, encoded: list[dict]) -> list[list[dict]]:
+    """Returns the hypotheses of each example, the best first; the examples of a target language are a batch."""
+    results: dict[int, list[dict]] = {}
+    places = sorted(range(len(encoded)), key=lambda place: encoded[place]["forced_bos_token_id"])
+    for language, group in itertools.groupby(places, lambda place: encoded[place]["forced_bos_token_id"]):
+        batch = list(group)
+        rows = [encoded[place]["source_ids"] for place in batch]
+        results |= zip(batch, _search(model, tokenizer, rows, language))
+    for place, ids in enumerate(encoded):
+        (own,) = _search(model, tokenizer, [ids["source_ids"]], ids["forced_bos_token_id"])
+        if [hypothesis["ids"] for hypothesis in own] != [hypothesis["ids"] for hypothesis in results[place]]:
+            raise ValueError(f"padding changes the hypotheses of example {place}")
+        for hypothesis in own:
+            tokens = hypothesis["ids"]
+            terms = _alone(model, ids["source_ids"], tokens[:-1], tokens[1:])
+            # The token of the language is forced, and its log-probability does not count.
+            _check_equal(
+                [sum(terms[1:])], [hypothesis["score"]], "a score is not the sum of log-probabilities; it differs"
+            )
+    return [results[place] for place in range(len(encoded))]
+
+
+def _search(model, tokenizer, rows: list[list[int]], language: int) -> list[list[dict]]:
+    source = _padded(tokenizer, rows)
+    out = model.generate(
+        **source,
+        num_beams=BEAMS,
+        num_return_sequences=BEAMS,
+        max_new_tokens=MAX_NEW_TOKENS,
+        length_penalty=0.0,
+        early_stopping=False,
+        do_sample=False,
+        forced_bos_token_id=language,
+        output_scores=True,
+        return_dict_in_generate=True,
+    )
+    flat = [
+        _hypothesis(model, tokenizer, ids, score)
+        for ids, score in zip(out.sequences.tolist(), out.sequences_scores.tolist())
+    ]
+    return [flat[start : start + BEAMS] for start in range(0, len(flat), BEAMS)]
+
+
+def _hypothesis(model, tokenizer, ids: list[int], score: float) -> dict:
+    """Returns a hypothesis without the padding behind it; `ids` begin with the token that starts the decoder."""
+    eos = model.config.eos_token_id
+    ends = eos in ids[1:]
+    kept = ids[: ids.index(eos, 1) + 1] if ends else ids
+    text = tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return {"ids": kept, "score": _rounded([score])[0], "ends": ends, "text": text}
+
+
+def _rounded(values: list[float]) -> list[float]:
+    return [float(f"{value:.{_DIGITS}g}") for value in values]
+
+
+def _versions() -> dict:
+    import sentencepiece
+    import tokenizers
+    import torch
+    import transformers
+
+    packages = (torch, transformers, tokenizers, sentencepiece)
+    return {package.__name__: package.__version__ for package in packages}
+
+
+def _facts(model, tokenizers: dict) -> dict:
+    slow = tokenizers["slow"]
+    base = model.model
+    languages = [token for token in slow.additional_special_tokens if token in slow.get_vocab()]
+    facts = {
+        "class": type(model).__name__,
+        "attention": model.config._attn_implementation,
+        "embedding_scale": base.encoder.embed_tokens.embed_scale,
+        "vocabulary": base.shared.num_embeddings,
+        "layer_norm_epsilon": base.encoder.layer_norm.eps,
+        "tokenizers": {kind: type(tokenizer).__name__ for kind, tokenizer in tokenizers.items()},
+        "tokens": {kind: len(tokenizer) for kind, tokenizer in tokenizers.items()},
+        "special_ids": {token: slow.convert_tokens_to_ids(token) for token in _special_tokens(slow)},
+        "languages": {token: slow.convert_tokens_to_ids(token) for token in languages},
+        "beams": BEAMS,
+        "max_new_tokens": MAX_NEW_TOKENS,
+    }
+    sparse = {
+        side: [index for index, layer in enumerate(getattr(base, side).layers) if getattr(layer, "is_sparse", False)]
+        for side in ("encoder", "decoder")
+    }
+    return {**facts, **({"sparse_layers": sparse} if any(sparse.values()) else {})}
+
+
+def _special_tokens(tokenizer) -> list[str]:
+    names = ("bos_token", "pad_token", "eos_token", "unk_token", "mask_token")
+    tokens = [getattr(tokenizer, name) for name in names]
+    return [token for token in tokens if token]
+
+
+def _saved_weights(model) -> dict:
+    """Returns the shapes of the weights that `save_pretrained` writes."""
+    import safetensors.torch
+
+    with tempfile.TemporaryDirectory() as directory:
+        model.save_pretrained(directory)
+        weights = safetensors.torch.load_file(pathlib.Path(directory) / "model.safetensors")
+    own = model.state_dict()
+    if any(own[name].shape != weight.shape for name, weight in weights.items()):
+        raise ValueError("save_pretrained writes other shapes than the model has")
+    return {name: list(weight.shape) for name, weight in sorted(weights.items())}
+
+
+def _tied_names(model) -> list[str]:
+    """Returns the names of the model's own state that the saved files lack: all are `model.shared.weight`."""
+    saved = _saved_weights(model)
+    own = model.state_dict()
+    names = sorted(set(own) - set(saved))
+    if any(own[name].data_ptr() != model.model.shared.weight.data_ptr() for name in names):
+        raise ValueError(f"not all of {names} are tied to the shared table")
+    return names
+
+
+if __name__ == "__main__":
+    main(sys.argv)
