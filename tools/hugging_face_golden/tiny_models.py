@@ -268,9 +268,13 @@ def write(directory: pathlib.Path, model: str, seed: int | None = None):
     if len(shards) == 1:
         files = ["model.safetensors"]
     else:
-        total = sum(value.nbytes for shard in shards for value in shard.values())
+        stored = [value for shard in shards for value in shard.values()]
+        metadata = {
+            "total_parameters": sum(value.size for value in stored),
+            "total_size": sum(value.nbytes for value in stored),
+        }
         places = {name: file for file, shard in zip(files, shards) for name in shard}
-        _write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))})
+        _write_json(directory / INDEX, {"metadata": metadata, "weight_map": dict(sorted(places.items()))})
     for file, shard in zip(files, shards):
         save_file(shard, directory / file, metadata={"format": "pt"})
     _write_tokenizer(directory, model)
