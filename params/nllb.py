@@ -18,8 +18,8 @@ from lingvo_moe.sharding.layout import DeviceMesh
 _EOS = 1  # the decoder's input begins with it
 
 
-class Nllb(Recipe):
-    """What all have in common; half of the layers are the encoder's."""
+class Imported(Recipe):
+    """What all imported models have in common; half of the layers are the encoder's."""
 
     num_layers: int
     model_dim: int
@@ -69,28 +69,28 @@ class Nllb(Recipe):
 
 
 @registry.register
-class Dense600M(Nllb):
+class Dense600M(Imported):
     """NLLB-200-Distilled-600M: 0.6B weights."""
 
     num_layers, model_dim, hidden_dim = 24, 1024, 4096
 
 
 @registry.register
-class Dense1300M(Nllb):
+class Dense1300M(Imported):
     """NLLB-200-1.3B and NLLB-200-Distilled-1.3B: 1.4B weights."""
 
     num_layers, model_dim, hidden_dim = 48, 1024, 8192
 
 
 @registry.register
-class Dense3300M(Nllb):
+class Dense3300M(Imported):
     """NLLB-200-3.3B: 3.3B weights."""
 
     num_layers, model_dim, hidden_dim = 48, 2048, 8192
 
 
 @registry.register
-class MoE54B(Nllb):
+class MoE54B(Imported):
     """NLLB-MoE-54B: 128 experts in every fourth layer, top-2."""
 
     num_layers, model_dim, hidden_dim = 48, 2048, 8192

@@ -15,7 +15,8 @@ from lingvo_moe import experiment, registry
 from lingvo_moe.cli.run_config import CheckpointConfig
 from lingvo_moe.data.tokenizer import SIDES
 from lingvo_moe.errors import UserError, did_you_mean
-from lingvo_moe.importing import nllb, nllb_tokenizer
+from lingvo_moe.importing import hugging_face
+from lingvo_moe.importing import tokenizer as imported_tokenizer
 from lingvo_moe.importing.model_directory import CONFIG
 from lingvo_moe.steps import weight_specs
 from lingvo_moe.training import checkpoint_manifest, hyperparameters
@@ -208,11 +209,11 @@ def _from_directory(config: CheckpointConfig, directory: pathlib.Path):
     tokenizers = pathlib.Path(logdir) / _TOKENIZERS
     if tokenizers.exists():
         raise UserError(f"--logdir={logdir}: there is a {_TOKENIZERS} already; name a new directory.")
-    found = nllb.read(directory, f"--input={directory}")
+    found = hugging_face.read(directory, f"--input={directory}")
     readers = [sha256(found.tokenizer.model)] * len(SIDES)
     origin = f"imported from {directory.absolute().name}"
     tools.save_imported(logdir, found.name, tools.FileWeights(0, found.theta, readers), origin)
-    nllb_tokenizer.write(found.tokenizer, tokenizers)
+    imported_tokenizer.write(found.tokenizer, tokenizers)
     imported = experiment.unchecked(found.name, (*found.settings, f"tokenizers={tokenizers}"))
     hyperparameters.save(pathlib.Path(logdir), hyperparameters.of(found.name, imported))
     _logger.info(

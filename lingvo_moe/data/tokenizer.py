@@ -134,10 +134,13 @@ class Tokenizer:
             )
         return dataclasses.replace(self, language=known[language.strip("_")] if language else "")
 
-    @property
+    @functools.cached_property
     def vocabulary_size(self) -> int:
-        """The number of pieces, including special ones."""
-        return self._processor.vocab_size()
+        """The number of pieces, including special ones, without unused ones at the end."""
+        size = self._processor.vocab_size()
+        while size and self._processor.is_unused(size - 1):
+            size -= 1
+        return size
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Returns the ids of each text, `[length] int32`, without bos and eos; the first is that of the `language`."""

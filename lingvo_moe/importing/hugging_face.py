@@ -1,8 +1,8 @@
-"""NLLB-200 and NLLB-MoE (NLLB Team 2022, arXiv 2207.04672) in Hugging Face's format, as experiments of ours.
+"""M2M-100, NLLB-200 and NLLB-MoE in Hugging Face's format, as experiments of ours.
 
 Their Transformers are ours with biases, another epsilon, positions that count from 2, and eos as the decoder's first
-token; `Experiment` has settings for these. The registered models of `params.nllb` have the dimensions of the published
-ones; other dimensions are settings of one of these.
+token; `Experiment` has settings for these. The registered models of `params.m2m100` and `params.nllb` have the
+dimensions of the published ones; other dimensions are settings of one of these.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from lingvo_moe import overrides, registry
 from lingvo_moe.data.tokenizer import Tokenizer
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
-from lingvo_moe.importing import model_directory, nllb_tokenizer, nllb_weights
+from lingvo_moe.importing import model_directory, tokenizer, weights
 from lingvo_moe.importing.model_directory import CONFIG
 
-_FAMILY = "nllb"
+_FAMILIES = ("m2m100", "nllb")
 _DENSE, _SPARSE = "m2m_100", "nllb-moe"  # NLLB-200 without experts is of the class of M2M-100
 _SIDES = ("encoder", "decoder")
 # What the models of these types must have, to be computed by our layers.
@@ -57,15 +57,15 @@ def read(directory: pathlib.Path, name: str) -> Imported:
     config = model_directory.read_json(directory / CONFIG, name)
     if (kind := config.get("model_type")) not in (_DENSE, _SPARSE):
         raise UserError(
-            f"{name}: {CONFIG} has model_type {kind!r}; expected {_DENSE} (NLLB-200) or {_SPARSE} (NLLB-MoE)."
+            f"{name}: {CONFIG} has model_type {kind!r}; expected {_DENSE} (M2M-100, NLLB-200) or {_SPARSE} (NLLB-MoE)."
         )
-    tokenizer = nllb_tokenizer.convert(directory, name)
+    converted = tokenizer.convert(directory, name)
     fields = _Fields(config, name)
     registered, own, settings = _closest(fields.model())
     with model_directory.tensors(directory, name) as tensors:
-        names = nllb_weights.SPARSE if kind == _SPARSE else nllb_weights.DENSE
-        weights = nllb_weights.Weights(own.model, tensors, names, fields.expert_scale)
-        return Imported(registered, settings, weights.read(name), tokenizer)
+        names = weights.SPARSE if kind == _SPARSE else weights.DENSE
+        theta = weights.Weights(own.model, tensors, names, fields.expert_scale).read(name)
+    return Imported(registered, settings, theta, converted)
 
 
 class _Fields:
@@ -138,7 +138,7 @@ def _closest(fields: Mapping[str, Any]) -> tuple[str, Experiment, tuple[str, ...
     """
     found = []
     for registered in registry.names():
-        if registered.startswith(f"{_FAMILY}."):
+        if registered.partition(".")[0] in _FAMILIES:
             model = experiments.unchecked(registered).model
             changed = {field: value for field, value in fields.items() if getattr(model, field) != value}
             is_other_kind = bool(model.num_experts) != bool(fields["num_experts"])

@@ -1,4 +1,4 @@
-"""The weights of NLLB-200 and NLLB-MoE in Hugging Face's format, as those of our `models.translation.Translation`.
+"""The weights of M2M-100, NLLB-200 and NLLB-MoE in Hugging Face's format, as those of `models.translation.Translation`.
 
 A linear layer of PyTorch has `[outputs, inputs]` where ours has `[inputs, outputs]`, and each layer has tensors of its
 own where ours are stacked. In inference, Hugging Face multiplies the outputs of experts by 1 - moe_token_dropout. Here
@@ -14,7 +14,7 @@ import numpy as np
 from lingvo_moe import tree
 from lingvo_moe.errors import UserError
 from lingvo_moe.importing.model_directory import Tensors
-from lingvo_moe.importing.nllb_tokenizer import ROWS_OF_SPECIAL_IDS
+from lingvo_moe.importing.tokenizer import ROWS_OF_SPECIAL_IDS
 from lingvo_moe.models.translation import Translation
 from lingvo_moe.sharding.layout import Spec
 from lingvo_moe.steps import weight_specs
@@ -77,7 +77,7 @@ class Weights:
         if unknown := sorted(self._tensors.shapes.keys() - self._read - set(_IGNORED)):
             raise UserError(
                 f"{name}: {unknown[0]} and {len(unknown) - 1} other tensors are none of a model with this config.json; "
-                f"expected NLLB-200 or NLLB-MoE as Hugging Face's library writes them."
+                f"expected M2M-100, NLLB-200 or NLLB-MoE as Hugging Face's library writes them."
             )
         return theta
 

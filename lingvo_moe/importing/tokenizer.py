@@ -1,0 +1,158 @@
+"""The tokenizers of M2M-100 and NLLB-200 as ours: a SentencePiece model with our special ids and a piece per language.
+
+Hugging Face's files are a SentencePiece model of the pieces, which lacks padding and languages, and JSON files. Ids are
+those of fairseq: `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, then the pieces, then the languages. NLLB-200's pieces are in
+the order of the SentencePiece model; M2M-100's have the ids of vocab.json. Ours have the special ids of
+`data.tokenizer`; all others are the same.
+
+vocab.json may lack pieces of the SentencePiece model. Hugging Face reads these as unknown. Here they are unused pieces,
+which SentencePiece splits into smaller ones; single characters are unknown.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import pathlib
+from typing import Any
+
+import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
+
+from lingvo_moe.data.tokenizer import MANIFEST, SIDES, SPECIAL_IDS, Tokenizer
+from lingvo_moe.errors import UserError
+from lingvo_moe.importing.model_directory import read_json
+from lingvo_moe.utils.hashes import sha256
+
+FILE = "shared.model"
+_PIECES = "sentencepiece.bpe.model"
+_FAIRSEQ = {"bos": 0, "pad": 1, "eos": 2, "unk": 3}
+_NAMES = {"pad": "<pad>", "eos": "</s>", "bos": "<s>", "unk": "<unk>"}
+_MASK = "<mask>"
+_VOCABULARY = "vocab.json"
+_MOST_UNUSED = 1024  # ids between those of pieces and languages; of a corrupt file
+_FIRST = ["<unk>", "<s>", "</s>"]  # of the SentencePiece model
+# The rows of fairseq's table with our special ids, in the order of these.
+ROWS_OF_SPECIAL_IDS = tuple(_FAIRSEQ[name] for name in sorted(SPECIAL_IDS, key=SPECIAL_IDS.__getitem__))
+
+
+def convert(directory: pathlib.Path, name: str) -> Tokenizer:
+    """Reads the tokenizer of a model's directory.
+
+    Args:
+      directory: of the model.
+      name: what messages call it, like `--input=DIR`.
+
+    Raises:
+      UserError: a file is missing or corrupt, or it is the tokenizer of a model of another kind.
+    """
+    model = _read_pieces(directory, name)
+    pieces, missing = {piece.piece: piece for piece in model.pieces[len(_FIRST) :]}, []
+    if (directory / _VOCABULARY).exists():
+        ids = _read_vocabulary(directory, name)
+        by_id = {number: pieces.get(text) or _piece(text, "UNUSED") for text, number in ids.items()}
+        missing = [text for text in pieces if text not in ids and len(text) > 1]
+    else:
+        by_id = dict(enumerate(pieces.values(), start=_FAIRSEQ["unk"] + 1))
+    added = _added(directory, name, first=max(by_id, default=0) + 1)
+    if wrong := sorted(added.keys() & by_id.keys()):
+        raise UserError(
+            f"{name}: the id {wrong[0]} is that of {added[wrong[0]]!r} and of the piece {by_id[wrong[0]].piece!r}; "
+            f"{_PIECES} and the JSON files are not of the same model."
+        )
+    if (most := max([*by_id, *added])) > len(by_id) + len(added) + _MOST_UNUSED or min(added, default=0) < 0:
+        raise UserError(f"{name}: the JSON files have ids from {min(added)} to {most}; copy them again.")
+    by_id |= {number: _piece(text, "UNUSED" if text == _MASK else "CONTROL") for number, text in added.items()}
+    by_id |= {number: _piece(_NAMES[special], "CONTROL") for special, number in SPECIAL_IDS.items()}
+    by_id[SPECIAL_IDS["unk"]] = _piece(_NAMES["unk"], "UNKNOWN")
+    ours = [by_id.get(number) or _piece(f"<unused {number}>", "UNUSED") for number in range(max(by_id) + 1)]
+    ours += [_piece(text, "UNUSED", pieces[text].score) for text in missing]
+    if twice := [text for text, count in collections.Counter(piece.piece for piece in ours).items() if count > 1]:
+        raise UserError(f"{name}: {twice[0]!r} is a piece of {_PIECES} and a token of the JSON files; copy them again.")
+    del model.pieces[:]
+    model.pieces.extend(ours)
+    for special, number in SPECIAL_IDS.items():
+        setattr(model.trainer_spec, f"{special}_id", number)
+        setattr(model.trainer_spec, f"{special}_piece", _NAMES[special])
+    model.trainer_spec.vocab_size = len(model.pieces)
+    tokenizer = Tokenizer(model.SerializeToString(deterministic=True))
+    tokenizer.check(directory / _PIECES)
+    if not tokenizer.languages:
+        raise UserError(f"{name}: its tokenizer has no languages; expected that of M2M-100, NLLB-200 or NLLB-MoE.")
+    return tokenizer
+
+
+def write(tokenizer: Tokenizer, directory: pathlib.Path):
+    """Writes the directory of tokenizers that both sides share."""
+    directory.mkdir(parents=True)
+    (directory / FILE).write_bytes(tokenizer.model)
+    entry = {"file": FILE, "sha256": sha256(tokenizer.model), "vocabulary": tokenizer.vocabulary_size}
+    manifest = {"ids": SPECIAL_IDS, **dict.fromkeys(SIDES, entry)}
+    (directory / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+
+
+def _piece(text: str, kind: str, score: float = 0.0) -> Any:
+    """Returns a piece of a SentencePiece model as a message."""
+    messages: Any = sentencepiece_model_pb2  # protobuf makes its classes when it is imported
+    pieces = messages.ModelProto.SentencePiece
+    return pieces(piece=text, type=pieces.Type.Value(kind), score=score)
+
+
+def _read_vocabulary(directory: pathlib.Path, name: str) -> dict[str, int]:
+    """Returns the ids of pieces in vocab.json, without special ids."""
+    ids = read_json(directory / _VOCABULARY, name)
+    special = {text: _FAIRSEQ[each] for each, text in _NAMES.items()}
+    others = {text: number for text, number in ids.items() if text not in special}
+    if {text: ids.get(text) for text in special} != special or sorted(others.values()) != list(
+        range(len(special), len(special) + len(others))
+    ):
+        raise UserError(
+            f"{name}: {_VOCABULARY} does not number {', '.join(special)} and then all pieces, as M2M-100's does."
+        )
+    return others
+
+
+def _read_pieces(directory: pathlib.Path, name: str) -> Any:
+    """Returns the SentencePiece model as a message."""
+    messages: Any = sentencepiece_model_pb2
+    try:
+        content = (directory / _PIECES).read_bytes()
+        sentencepiece.SentencePieceProcessor().LoadFromSerializedProto(content)
+    except OSError as error:
+        raise UserError(f"{name}: cannot read {_PIECES} ({error.strerror}); copy the tokenizer's files, too.") from None
+    except RuntimeError:
+        raise UserError(f"{name}: {_PIECES} is not a complete SentencePiece model; copy it again.") from None
+    model = messages.ModelProto.FromString(content)
+    if (first := [piece.piece for piece in model.pieces[: len(_FIRST)]]) != _FIRST:
+        raise UserError(f"{name}: {_PIECES} begins with the pieces {first}; expected {_FIRST}, as fairseq's.")
+    return model
+
+
+def _added(directory: pathlib.Path, name: str, first: int) -> dict[int, str]:
+    """Returns the ids and names of what the SentencePiece model lacks, but for special ids.
+
+    Files of different versions of the library have them: tokenizer.json; tokenizer_config.json; or, in order from the
+    id `first` on, special_tokens_map.json.
+    """
+    readers = {
+        "tokenizer.json": lambda content: {
+            int(entry["id"]): str(entry["content"]) for entry in content.get("added_tokens", [])
+        },
+        "tokenizer_config.json": lambda content: {
+            int(number): str(entry["content"]) for number, entry in content.get("added_tokens_decoder", {}).items()
+        },
+        "special_tokens_map.json": lambda content: {
+            number: entry if isinstance(entry, str) else str(entry["content"])
+            for number, entry in enumerate(content.get("additional_special_tokens", []), start=first)
+        },
+    }
+    special = {*_FAIRSEQ.values()}
+    for file, read in readers.items():
+        content = read_json(directory / file, name) if (directory / file).exists() else {}
+        try:
+            found = {number: text for number, text in sorted(read(content).items()) if number not in special}
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise UserError(f"{name}: {file} does not list tokens as it should; copy the files again.") from None
+        if {*found.values()} - {_MASK}:
+            return found
+    return {}

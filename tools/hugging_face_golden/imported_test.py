@@ -1,0 +1,152 @@
+"""Imported translators compute what Hugging Face's own code computes: the golden values are of that code."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from lingvo_moe import experiment as experiments
+from lingvo_moe import tree
+from lingvo_moe.data.batching import Example
+from lingvo_moe.engines.pjrt import Engine
+from lingvo_moe.experiment import Experiment
+from lingvo_moe.importing import hugging_face
+from lingvo_moe.layers.base import Context
+from lingvo_moe.lazy import tf
+from lingvo_moe.models.translation import Translation
+from lingvo_moe.sharding.layout import DeviceMesh
+from tools.hugging_face_golden import sentences, tiny_models
+
+pytestmark = pytest.mark.slow
+
+NAMES = list(tiny_models.CONFIGS)
+# Of log-probabilities of -1 to -12, each after some 30 float32 products and sums in a row, which PyTorch orders
+# otherwise; the golden values have seven digits.
+TOLERANCE = 5e-5
+# Our special ids in the place of fairseq's; all others are the same.
+SPECIAL = {0: 2, 1: 0, 2: 1, 3: 3}
+LANGUAGE = "fra_Latn"  # of the targets that are searched for; each has a program of its own
+LENGTH = 64  # of a row
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """An imported model, and its golden values."""
+
+    found: hugging_face.Imported
+    golden: dict
+
+    @property
+    def experiment(self) -> Experiment:
+        return experiments.unchecked(self.found.name, self.found.settings)
+
+    @property
+    def model(self) -> Translation:
+        return dataclasses.replace(self.experiment.model, unroll=True, remat="none")
+
+    @functools.cached_property
+    def theta(self) -> dict:
+        return tree.map_leaves(tf.constant, tree.unflatten(self.found.theta))
+
+    def tokens(self, text: str, language: str) -> list[int]:
+        if "__en__" in self.golden["facts"]["languages"]:
+            language = sentences.SHORT_NAMES[language]
+        return self.found.tokenizer.in_language(language, "language").encode([text])[0].tolist()
+
+    def batch(self, *pairs: dict) -> dict:
+        """The source and the target of examples, one a row."""
+        config = dataclasses.replace(
+            self.experiment.texts, batch_size=len(pairs), source_length=LENGTH, target_length=LENGTH, packing=False
+        )
+        rows = config.empty_rows(len(pairs))
+        for number, pair in enumerate(pairs):
+            source, target = (self.tokens(pair[side], pair[f"{side}_language"]) for side in ("source", "target"))
+            assert rows.add(Example(number, np.int32(source), np.int32(target)))
+        return rows.batch
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def case(request, tmp_path_factory) -> Case:
+    directory = tmp_path_factory.mktemp("models") / request.param
+    tiny_models.write(directory, request.param)
+    golden = json.loads((tiny_models.TOKENIZERS / f"{request.param}.json").read_text(encoding="utf-8"))
+    return Case(hugging_face.read(pathlib.Path(directory), f"--input={directory}"), golden)
+
+
+def ours(ids: list[int]) -> list[int]:
+    return [SPECIAL.get(number, number) for number in ids]
+
+
+def test_texts_have_the_same_tokens(case):
+    """Of both sides, with unknown characters, white space, and none at all."""
+    for example in case.golden["examples"]:
+        for side, ids in (("source", "source_ids"), ("target", "labels")):
+            assert [*case.tokens(example[side], example[f"{side}_language"]), 1] == ours(example[ids]), example[side]
+
+
+def test_the_encoder_computes_the_same(case):
+    """Attention, feed-forward layers, experts and positions, through all layers."""
+    first = case.golden["examples"][0]
+    source = tree.map_leaves(tf.constant, case.batch(first)["source"])
+    outputs, _ = case.model.encode(case.theta, source, Context())
+    expected = np.array(first["encoder_output"])
+    np.testing.assert_allclose(outputs[0, : len(expected), :4], expected, rtol=0, atol=TOLERANCE)
+
+
+def test_targets_have_the_same_log_probabilities(case):
+    """Of each label of the first example, and all of each other example together."""
+
+    def nats(batch: dict) -> float:
+        _, metrics = case.model.loss(case.theta, tree.map_leaves(tf.constant, batch), Context())
+        return float(metrics["cross_entropy"] * metrics["tokens"])
+
+    first, *others = case.golden["examples"]
+    batch, sums = case.batch(first), [0.0]
+    segments = batch["target"]["segment_ids"].copy()
+    for end in range(1, len(first["labels"]) + 1):
+        batch["target"]["segment_ids"] = segments * (np.arange(segments.shape[1]) < end)
+        sums.append(nats(batch))
+    np.testing.assert_allclose(-np.diff(sums), first["log_probabilities"], rtol=0, atol=TOLERANCE)
+    for example in others:
+        expected = -sum(example["log_probabilities"])
+        assert nats(case.batch(example)) == pytest.approx(expected, abs=TOLERANCE * len(example["labels"]))
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_search_finds_the_same(case, devices):
+    """Hypotheses and their scores, of all sources with one target language, on one device and on two."""
+    examples = [each for each in case.golden["examples"] if each["target_language"] == LANGUAGE]
+    config = dataclasses.replace(case.experiment, mesh=DeviceMesh((devices,)), decoding_batch=len(examples))
+    batch = case.batch(*examples)["source"]
+    config = dataclasses.replace(config, input=dataclasses.replace(config.texts, source_length=LENGTH))
+    # Without a length penalty and forbidden tokens, as the golden values were made.
+    search = dataclasses.replace(
+        config.search,
+        beam_size=case.golden["facts"]["beams"],
+        max_length=case.golden["facts"]["max_new_tokens"],
+        length_alpha=0.0,
+        forbidden_ids=(),
+        first_id=case.tokens("", LANGUAGE)[0],
+    )
+    decoding = Engine(devices, "cpu").decoding(config.steps, config.decoding_specs(), search)
+    decoding.load(tree.unflatten(case.found.theta))
+    found = {name: np.asarray(value) for name, value in decoding.decode(batch).items()}
+    same = 0
+    for row, example in enumerate(examples):
+        own = {
+            tuple(found["ids"][row, k, : found["lengths"][row, k]].tolist()): float(found["scores"][row, k])
+            for k in range(search.beam_size)
+        }
+        theirs = {tuple(ours(each["ids"][1:])): each["score"] for each in example["hypotheses"] if each["ends"]}
+        for ids, score in theirs.items():
+            if score > min(own.values()) + TOLERANCE * LENGTH:
+                assert own[ids] == pytest.approx(score, abs=TOLERANCE * len(ids)), example["source"]
+        # Hugging Face's lets only the best K of 2K candidates of a step end, so ours may be better.
+        same += max(own, key=own.__getitem__) == tuple(ours(example["hypotheses"][0]["ids"][1:]))
+        assert max(own.values()) > max(theirs.values(), default=-np.inf) - TOLERANCE * LENGTH
+    assert same >= len(examples) - 1
