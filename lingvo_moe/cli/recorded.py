@@ -63,7 +63,7 @@ def by_default(config: Config) -> Config:
     own = _of_this_machine(config, own)
     count = len([each for each in own if _path(each) not in hyperparameters.DIRECTORIES])
     if count or not config.model:
-        changed = f", with {counted(count, 'hyperparameter')} set by flags of `train`" if count else ""
+        changed = f", with {counted(count, 'hyperparameter')} of its own" if count else ""
         _logger.info("%s: %s%s.", file, name, changed)
     assignments = (*own, *config.assignments)
     _warn_of_changes(file, name, own, assignments)

@@ -42,7 +42,7 @@ def test_what_a_training_recorded_is_used(logdir, model, caplog):
         found = recorded.by_default(_config(*model, f"--logdir={logdir}"))
     assert isinstance(found, run_config.ModelConfig) and found.model == MODEL
     assert found.assignments == ("model.router=switch", "search.beam_size=2")
-    assert f"{logdir}/hyperparameters.json: {MODEL}, with 2 hyperparameters set by flags of `train`." in caplog.text
+    assert f"{logdir}/hyperparameters.json: {MODEL}, with 2 hyperparameters of its own." in caplog.text
     assert all(record.levelno == logging.INFO for record in caplog.records)
 
 
