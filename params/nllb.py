@@ -95,4 +95,4 @@ class MoE54B(Imported):
 
     num_layers, model_dim, hidden_dim = 48, 2048, 8192
     num_experts, layer_pattern = 128, ("dense", "dense", "dense", "moe")
-    num_devices, decoding_batch = 8, 64
+    num_devices, decoding_batch = 8, 256

@@ -59,6 +59,7 @@ _CLUSTERS = {
         ("v5p:2x2x2", "2x4"), ("v6e:4x4", "4x4"),
     ),
 }  # fmt: skip
+_IMPORTED = ("m2m100.", "nllb.")
 # Where the experts are, on one cluster: by default on one axis across nodes (M4), or on the first of two (hybrid).
 _MESHES = {
     # Experts in four parts, one a node; their hidden dimension, heads and vocabulary inside of a node.
@@ -173,6 +174,9 @@ def _other_layouts() -> dict[str, Request]:
         found[f"m4.{model}.decode_on_{topology.replace(':', '-')}"] = Request(
             f"m4.{model}", (*changes, "model.activation_dtype=bfloat16"), "decode", topology, f"{devices}"
         )
+    # Of imported weights: translation on one machine.
+    bfloat16 = ("model.activation_dtype=bfloat16",)
+    found["nllb.MoE54B.decode_on_h100-1x8"] = Request("nllb.MoE54B", bfloat16, "decode", "h100:1x8", "8")
     found["m4.MoE2048E60L.replicated"] = Request("m4.MoE2048E60L", ("layout=gshard",))
     return found
 
@@ -208,12 +212,13 @@ def volumes() -> dict[str, Request]:
 
 
 def large_models() -> list[str]:
-    """Returns the registered models that are made for a slice."""
+    """Returns the registered models that are made for a slice; imported ones are trained already."""
 
     def is_large(config: experiment.Experiment) -> bool:
         return config.mesh.size >= _SMALLEST_SLICE or config.model.num_weights() >= _FEWEST_WEIGHTS
 
-    return [name for name in registry.names() if is_large(experiment.get(name))]
+    own = [name for name in registry.names() if not name.startswith(_IMPORTED)]
+    return [name for name in own if is_large(experiment.get(name))]
 
 
 def plans() -> dict[str, Request]:

@@ -103,9 +103,11 @@ def _read_vocabulary(directory: pathlib.Path, name: str) -> dict[str, int]:
     ids = read_json(directory / _VOCABULARY, name)
     special = {text: _FAIRSEQ[each] for each, text in _NAMES.items()}
     others = {text: number for text, number in ids.items() if text not in special}
-    if {text: ids.get(text) for text in special} != special or sorted(others.values()) != list(
-        range(len(special), len(special) + len(others))
-    ):
+    numbers, first = list(others.values()), len(special)
+    is_complete = all(type(number) is int for number in numbers) and sorted(numbers) == list(
+        range(first, first + len(numbers))
+    )
+    if {text: ids.get(text) for text in special} != special or not is_complete:
         raise UserError(
             f"{name}: {_VOCABULARY} does not number {', '.join(special)} and then all pieces, as M2M-100's does."
         )

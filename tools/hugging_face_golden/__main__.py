@@ -2,7 +2,7 @@
 
     python -m tools.hugging_face_golden [--only=nllb,m2m] [--venvs=DIRECTORY] [--tokenizers]
 
-NAME.json of each model of `tiny_models` is written by `worker`, in a virtual environment with the versions of
+NAME.json of each model of `hugging_face_models` is written by `worker`, in a virtual environment with the versions of
 requirements.txt, which is made on first use in minutes. `--tokenizers` first trains the tokenizers again and rewrites
 their files, which are in testdata/golden/hugging_face/NAME; the models' vocabularies depend on them. The same versions
 on the same kind of processor write the same files; on another one the last digits may differ.
@@ -11,7 +11,7 @@ NAME.json has:
 
     versions             of torch, transformers, tokenizers and sentencepiece
     config               config.json
-    weights_digest       `tiny_models.digest`
+    weights_digest       `hugging_face_models.digest`
     weights              the shapes of what `save_pretrained` writes, by name
     tied_names           further names of model.shared.weight in the model's own state, which files may have, too
     facts                what the loaded model and tokenizers say of themselves, the ids of languages among it
@@ -45,9 +45,9 @@ from absl import flags
 
 from lingvo_moe.cli import app
 from lingvo_moe.errors import UserError
+from lingvo_moe.testing import hugging_face_models
 from lingvo_moe.utils import output_files, progress
 from tools.benchmarks import environments
-from tools.hugging_face_golden import tiny_models
 
 _ENVIRONMENT = "hugging_face_golden"
 _REQUIREMENTS = pathlib.Path(__file__).parent / "requirements.txt"
@@ -57,7 +57,9 @@ _VALUES = flags.FlagValues()
 flags.DEFINE_list("only", [], "names of models; default: all", flag_values=_VALUES)
 flags.DEFINE_boolean("tokenizers", False, "first write the tokenizers' files again", flag_values=_VALUES)
 flags.DEFINE_string("venvs", "build/venvs", "directory of the virtual environment, which is kept", flag_values=_VALUES)
-flags.DEFINE_string("output", str(tiny_models.TOKENIZERS), "directory of the golden values", flag_values=_VALUES)
+flags.DEFINE_string(
+    "output", str(hugging_face_models.TOKENIZERS), "directory of the golden values", flag_values=_VALUES
+)
 
 
 def main(arguments: list[str]):
@@ -67,7 +69,7 @@ def main(arguments: list[str]):
     output = pathlib.Path(_VALUES.output)
     python = environments.python_of(_ENVIRONMENT, pathlib.Path(_VALUES.venvs).absolute(), _REQUIREMENTS)
     if _VALUES.tokenizers:
-        _run(python, "tokenizer_files", tiny_models.TOKENIZERS)
+        _run(python, "tokenizer_files", hugging_face_models.TOKENIZERS)
     for name in progress.track(names, "computing golden values"):
         path = output / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,17 +79,17 @@ def main(arguments: list[str]):
 
 
 def _chosen(only: list[str]) -> list[str]:
-    unknown = [name for name in only if name not in tiny_models.CONFIGS]
-    if unknown:
-        raise UserError(f"--only={unknown[0]}: there is no such model; they are {', '.join(tiny_models.CONFIGS)}.")
-    return only or list(tiny_models.CONFIGS)
+    names = list(hugging_face_models.CONFIGS)
+    if unknown := [name for name in only if name not in names]:
+        raise UserError(f"--only={unknown[0]}: there is no such model; they are {', '.join(names)}.")
+    return only or names
 
 
 def _golden(python: pathlib.Path, name: str) -> dict:
     with tempfile.TemporaryDirectory() as directory:
-        tiny_models.write(pathlib.Path(directory), name)
+        hugging_face_models.write(pathlib.Path(directory), name)
         values = json.loads(_run(python, "worker", pathlib.Path(directory)))
-    return {"config": tiny_models.CONFIGS[name], "weights_digest": tiny_models.digest(name), **values}
+    return {"config": hugging_face_models.CONFIGS[name], "weights_digest": hugging_face_models.digest(name), **values}
 
 
 def _run(python: pathlib.Path, module: str, directory: pathlib.Path) -> str:

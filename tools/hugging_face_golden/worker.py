@@ -2,8 +2,9 @@
 
     python -m tools.hugging_face_golden.worker DIRECTORY
 
-DIRECTORY has a model and its tokenizer as `tiny_models.write` writes them. `python -m tools.hugging_face_golden` starts
-this worker, in the environment of requirements.txt. It shares no code with lingvo_moe.
+DIRECTORY has a model and its tokenizer as `hugging_face_models.write` writes them. `python -m
+tools.hugging_face_golden` starts this worker, in the environment of requirements.txt. It shares no code with
+lingvo_moe.
 """
 
 # Its packages are in an environment of its own: see __main__.py.

@@ -14,17 +14,18 @@ from lingvo_moe import experiment as experiments
 from lingvo_moe import tree
 from lingvo_moe.data.batching import Example
 from lingvo_moe.engines.pjrt import Engine
+from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.importing import hugging_face
 from lingvo_moe.layers.base import Context
 from lingvo_moe.lazy import tf
 from lingvo_moe.models.translation import Translation
 from lingvo_moe.sharding.layout import DeviceMesh
-from tools.hugging_face_golden import sentences, tiny_models
+from lingvo_moe.testing import hugging_face_models
 
 pytestmark = pytest.mark.slow
 
-NAMES = list(tiny_models.CONFIGS)
+NAMES = list(hugging_face_models.CONFIGS)
 # Of log-probabilities of -1 to -12, each after some 30 float32 products and sums in a row, which PyTorch orders
 # otherwise; the golden values have seven digits.
 TOLERANCE = 5e-5
@@ -32,6 +33,8 @@ TOLERANCE = 5e-5
 SPECIAL = {0: 2, 1: 0, 2: 1, 3: 3}
 LANGUAGE = "fra_Latn"  # of the targets that are searched for; each has a program of its own
 LENGTH = 64  # of a row
+# M2M-100's names of languages.
+SHORT_NAMES = {"eng_Latn": "en", "fra_Latn": "fr", "deu_Latn": "de", "rus_Cyrl": "ru", "swh_Latn": "sw"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Case:
 
     def tokens(self, text: str, language: str) -> list[int]:
         if "__en__" in self.golden["facts"]["languages"]:
-            language = sentences.SHORT_NAMES[language]
+            language = SHORT_NAMES[language]
         return self.found.tokenizer.in_language(language, "language").encode([text])[0].tolist()
 
     def batch(self, *pairs: dict) -> dict:
@@ -73,8 +76,8 @@ class Case:
 @pytest.fixture(scope="module", params=NAMES)
 def case(request, tmp_path_factory) -> Case:
     directory = tmp_path_factory.mktemp("models") / request.param
-    tiny_models.write(directory, request.param)
-    golden = json.loads((tiny_models.TOKENIZERS / f"{request.param}.json").read_text(encoding="utf-8"))
+    hugging_face_models.write(directory, request.param)
+    golden = json.loads((hugging_face_models.TOKENIZERS / f"{request.param}.json").read_text(encoding="utf-8"))
     return Case(hugging_face.read(pathlib.Path(directory), f"--input={directory}"), golden)
 
 
@@ -150,3 +153,41 @@ def test_the_search_finds_the_same(case, devices):
         same += max(own, key=own.__getitem__) == tuple(ours(example["hypotheses"][0]["ids"][1:]))
         assert max(own.values()) > max(theirs.values(), default=-np.inf) - TOLERANCE * LENGTH
     assert same >= len(examples) - 1
+
+
+@pytest.fixture
+def directory(tmp_path):
+    hugging_face_models.write(tmp_path / "model", "nllb_moe")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"model_type": "marian"}, "config.json has model_type 'marian'; expected m2m_100 .* or nllb-moe"),
+        ({"activation_function": "gelu"}, "activation_function 'gelu'; only 'relu' can be imported"),
+        ({"scale_embedding": False}, "scale_embedding False; only True can be imported"),
+        ({"d_model": 30}, "d_model 30; expected a multiple of the 4 heads"),
+        ({"d_model": "32"}, "d_model '32'; expected a whole number from 1"),
+        ({"encoder_layers": 0}, "encoder_layers 0; expected a whole number from 1"),
+        ({"decoder_ffn_dim": 128}, "decoder_ffn_dim 128; expected 64, as encoder_ffn_dim"),
+        ({"moe_token_dropout": 1}, "moe_token_dropout 1; expected a share below 1"),
+        ({"encoder_sparse_step": 3}, "layer pattern dense,dense,moe: change one"),
+        (
+            {"num_experts": 8},
+            r"router.classifier.weight has the shape \[4, 32\]; by config.json, \[8, 32\] is expected",
+        ),
+        ({"d_model": 64}, r"k_proj.weight has the shape \[32, 32\]; by config.json, \[64, 64\] is expected"),
+        (
+            {"encoder_layers": 6},
+            "there is no tensor model.encoder.layers.4.ff_layer_norm.bias, which config.json requires",
+        ),
+        ({"decoder_layers": 2}, r"model.decoder.layers.2.cross_attention.k_proj.bias and \d+ other tensors are none"),
+    ],
+)
+def test_a_model_of_another_kind_is_an_error(directory, changes, message):
+    """What our layers do not compute, and what the weights are not of."""
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(UserError, match=message):
+        hugging_face.read(directory, f"--input={directory}")

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tools.hugging_face_golden import sentences, tiny_models
+from lingvo_moe.testing import hugging_face_models
+from tools.hugging_face_golden import sentences
 
-NAMES = list(tiny_models.CONFIGS)
+NAMES = list(hugging_face_models.CONFIGS)
 
 
 def _golden(name: str) -> dict:
-    return json.loads((tiny_models.TOKENIZERS / f"{name}.json").read_text(encoding="utf-8"))
+    return json.loads((hugging_face_models.TOKENIZERS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def _contents(directory: pathlib.Path) -> dict[str, bytes]:
@@ -27,32 +28,32 @@ def _contents(directory: pathlib.Path) -> dict[str, bytes]:
 def test_the_weights_are_those_of_the_golden_file(name):
     """The golden values are of these weights and this configuration, with the names that Hugging Face gives them."""
     golden = _golden(name)
-    assert golden["weights"] == {key: list(shape) for key, shape in sorted(tiny_models.shapes(name).items())}
-    assert golden["weights_digest"] == tiny_models.digest(name)
-    assert golden["config"] == tiny_models.CONFIGS[name]
+    assert golden["weights"] == {key: list(shape) for key, shape in sorted(hugging_face_models.shapes(name).items())}
+    assert golden["weights_digest"] == hugging_face_models.digest(name)
+    assert golden["config"] == hugging_face_models.CONFIGS[name]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_directory_is_written_the_same_again(name, tmp_path):
     """A test may write its own copy of a model."""
     for part in ("a", "b"):
-        tiny_models.write(tmp_path / part, name)
+        hugging_face_models.write(tmp_path / part, name)
     assert _contents(tmp_path / "a") == _contents(tmp_path / "b")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_files_have_all_weights(name, tmp_path):
     """One file, or several files and an index that names the file of each weight."""
-    tiny_models.write(tmp_path, name)
+    hugging_face_models.write(tmp_path, name)
     files = sorted(tmp_path.glob("*.safetensors"))
     stored = {key: (path.name, value) for path in files for key, value in load_file(path).items()}
-    expected = tiny_models.weights(name)
+    expected = hugging_face_models.weights(name)
     assert sorted(stored) == sorted(expected)
     assert all(np.array_equal(stored[key][1], value) for key, value in expected.items())
     if name != "nllb_moe":
         assert [path.name for path in files] == ["model.safetensors"]
         return
-    index = json.loads((tmp_path / tiny_models.INDEX).read_text(encoding="utf-8"))
+    index = json.loads((tmp_path / hugging_face_models.INDEX).read_text(encoding="utf-8"))
     assert len(files) > 2
     assert index["weight_map"] == {key: file for key, (file, _) in stored.items()}
     assert index["metadata"]["total_size"] == sum(value.nbytes for value in expected.values())
@@ -61,7 +62,7 @@ def test_the_files_have_all_weights(name, tmp_path):
 def test_no_two_weights_are_alike():
     """A test would not see that an importer exchanges two weights of equal values."""
     for name in NAMES:
-        values = list(tiny_models.weights(name).values())
+        values = list(hugging_face_models.weights(name).values())
         assert len({value.tobytes() for value in values}) == len(values)
         assert all(np.std(value) > 0.05 for value in values)
 
@@ -76,9 +77,9 @@ def test_the_golden_values_are_no_degenerate_ones(name):
     assert sum(len(set(hypothesis["ids"][2:])) > 2 for hypothesis in best) >= 5
     assert len({tuple(hypothesis["ids"][2:]) for hypothesis in best}) >= 5
     for example, hypothesis in zip(examples, best):
-        assert hypothesis["ids"][:2] == [tiny_models.EOS, example["forced_bos_token_id"]]
+        assert hypothesis["ids"][:2] == [hugging_face_models.EOS, example["forced_bos_token_id"]]
         assert hypothesis["score"] > example["hypotheses"][1]["score"] + 1e-3
-        assert tiny_models.PADDING not in hypothesis["ids"]
+        assert hugging_face_models.PADDING not in hypothesis["ids"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -94,7 +95,7 @@ def test_a_sequence_is_its_language_its_pieces_and_the_end(name):
         for ids, language in zip((example["source_ids"], example["labels"]), languages):
             assert (token[ids[0]], token[ids[-1]]) == (language, "</s>")
             assert ids[0] == golden["facts"]["languages"][language]
-        assert example["decoder_input_ids"] == [tiny_models.EOS, *example["labels"][:-1]]
+        assert example["decoder_input_ids"] == [hugging_face_models.EOS, *example["labels"][:-1]]
         assert len(example["log_probabilities"]) == len(example["labels"])
 
 

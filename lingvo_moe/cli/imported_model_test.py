@@ -1,0 +1,107 @@
+"""A model of another program can be imported, inspected, translate, explain its experts, and be trained further."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+
+import pytest
+
+from lingvo_moe.cli import main
+from lingvo_moe.testing import hugging_face_models
+from lingvo_moe.testing.experiments import Data
+from lingvo_moe.training import hyperparameters
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
+
+_ONE = ("--devices=1", "--platform=cpu", "--set=model.num_groups=1")
+_FAST = (*_ONE, "--set=search.max_length=8", "--set=decoding_batch=4", "--beam_size=2")
+_LANGUAGES = ("--source_language=deu_Latn", "--target_language=eng_Latn")
+
+
+def _run(*arguments: str) -> int:
+    return main.main(["lingvo_moe", *arguments])
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory) -> pathlib.Path:
+    """The log directory of an imported model with experts."""
+    directory = tmp_path_factory.mktemp("imported")
+    hugging_face_models.write(directory / "model", "nllb_moe")
+    assert _run("checkpoint", "convert", f"--input={directory / 'model'}", f"--logdir={directory / 'log'}") == 0
+    return directory / "log"
+
+
+@pytest.fixture
+def lines(tmp_path) -> str:
+    (tmp_path / "in.txt").write_text("Das Brot ist nass.\n\nWo ist der Garten?\n")
+    return f"--input={tmp_path / 'in.txt'}"
+
+
+def test_it_translates_between_any_two_languages(imported, lines, capsys):
+    """Also explained: both sides begin with the language, and the decoder with the end of the sentence."""
+    explained = imported.parent / "explained.jsonl"
+    assert _run("translate", f"--logdir={imported}", *_FAST, *_LANGUAGES, lines, f"--explain={explained}") == 0
+    into_english = capsys.readouterr().out.splitlines()
+    first, *_ = map(json.loads, explained.read_text().splitlines())
+    assert (first["source"][0], first["source"][-1]) == ("deu_Latn", "</s>")
+    assert first["translation"][:2] == ["</s>", "eng_Latn"] and len(first["encoder/2"]) == len(first["source"])
+    french = ("--source_language=deu_Latn", "--target_language=fra_Latn")
+    assert _run("translate", f"--logdir={imported}", *_FAST, *french, lines) == 0
+    into_french = capsys.readouterr().out.splitlines()
+    assert len(into_english) == len(into_french) == 3 and into_english[1] == "" != into_english[0]
+    assert into_english != into_french
+
+
+def test_it_is_inspected_and_verified_like_others(imported, capsys):
+    """The origin is shown."""
+    assert _run("checkpoint", "inspect", f"--logdir={imported}", "--grep=norm/bias") == 0
+    out = capsys.readouterr().out
+    assert "nllb.MoE54B" in out and "weights only: imported from model" in out
+    assert _run("checkpoint", "verify", f"--logdir={imported}") == 0
+
+
+def test_training_goes_on_with_it(imported, data: Data, tmp_path, capsys):
+    """The languages are recorded, so that translation with the tuned weights needs no flags for them."""
+    recorded = hyperparameters.load(imported) or pytest.fail("no hyperparameters")
+    name, settings = recorded.resolve("imported")
+    flags = [f"--set={each}" for each in settings if each.startswith("model.")]
+    languages = ("--set=input.source_language=deu_Latn", "--set=input.target_language=eng_Latn")
+    train = ("train", f"--model={name}", *flags, *languages, *_ONE, "--set=input.batch_size=2", "--steps=2")
+    train += (f"--corpus={data.corpus}", f"--tokenizers={imported / 'tokenizers'}", f"--logdir={tmp_path / 'tuned'}")
+    assert _run(*train, "--set=training.evaluate_every=0", f"--initial_weights={imported}") == 0
+    (tmp_path / "in.txt").write_text("Das Brot ist nass.\n")
+    capsys.readouterr()
+    assert _run("translate", f"--logdir={tmp_path / 'tuned'}", *_FAST, f"--input={tmp_path / 'in.txt'}") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (
+            ("translate", "--logdir={log}", *_FAST),
+            "input.source_language is empty, but the tokenizers have 202 languag",
+        ),
+        (
+            ("translate", "--logdir={log}", *_FAST, "--source_language=german", "--target_language=eng_Latn"),
+            "input.source_language is 'german', which is none of the 202 languages",
+        ),
+        (
+            ("checkpoint", "convert", "--input={log}/../model", "--logdir={log}"),
+            "already has checkpoints; name a new directory",
+        ),
+        (("checkpoint", "convert", "--input={log}", "--logdir={log}/new"), "cannot read config.json .No such file"),
+        (
+            ("checkpoint", "convert", "--input={log}/../model", "--logdir={log}/new", "--dtype=int8"),
+            "--dtype is not for --input=.*model: config.json there says what the model is",
+        ),
+    ],
+)
+def test_errors_name_the_remedy(imported, lines, arguments, message, capsys):
+    """Nothing is written."""
+    given = [argument.format(log=imported) for argument in arguments]
+    assert _run(*given, *([lines] if given[0] == "translate" else [])) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert not (imported / "new").exists()
