@@ -9,7 +9,7 @@ import math
 from lingvo_moe.layers.base import Context, Layer, Weight, matrix
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.attention import CACHED_AXES, attention_logits, attention_mean, cached_attention_mean
-from lingvo_moe.ops.projection import project
+from lingvo_moe.ops.projection import prepare_weight, project
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,6 +51,11 @@ class MultiHeadAttention(Layer):
         of_heads = Weight((self.num_heads, self.head_dim), "ND")
         biases = dict.fromkeys(("query_bias", "key_bias", "value_bias"), of_heads)
         return {**matrices, **biases, "output_bias": Weight((self.model_dim,), "M")}
+
+    def unstack(self, theta: dict, context: Context) -> dict:
+        """See `Layer.unstack`."""
+        contracted = {"query": 1, "key": 1, "value": 1, "output": 2}
+        return {**theta, **{name: prepare_weight(theta[name], context, each) for name, each in contracted.items()}}
 
     def __call__(
         self, theta: dict, queries: tf.Tensor, memory: tf.Tensor, mask: tf.Tensor, context: Context

@@ -23,7 +23,7 @@ from lingvo_moe.extensions import Registry
 from lingvo_moe.layers.base import Context, Layer, Weight, check_weights, matrix
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.activation import relu
-from lingvo_moe.ops.projection import project
+from lingvo_moe.ops.projection import prepare_weight, project
 from lingvo_moe.ranges import COUNT
 from lingvo_moe.utils import extension_choice
 
@@ -215,3 +215,7 @@ class DenseFeedForward(Layer):
             hidden *= tf.sigmoid(hidden)
         outputs = project(hidden, theta["wo"], context, bias=theta.get("wo_bias"))
         return context.checkpoint_name(outputs, "output", "BTM"), {}
+
+    def unstack(self, theta: dict, context: Context) -> dict:
+        """See `Layer.unstack`."""
+        return {**theta, **{name: prepare_weight(theta[name], context) for name in ("wi", "wo")}}

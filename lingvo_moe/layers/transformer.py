@@ -140,7 +140,14 @@ class TransformerLayer(Layer):
 
     def unstack(self, theta: dict, context: Context) -> dict:
         """See `Layer.unstack`; for `step`."""
-        return {**theta, "feed_forward": self.feed_forward.unstack(theta["feed_forward"], context)}
+        parts = {"feed_forward": self.feed_forward.unstack(theta["feed_forward"], context)}
+        parts["self_attention"] = self.attention.unstack(theta["self_attention"], context)
+        if self.has_cross_attention:
+            cross = theta["cross_attention"]
+            # Keys and values of the source are projected once, see `TransformerStack.start`.
+            of_memory = {name: cross[name] for name in ("key", "value")}
+            parts["cross_attention"] = {**self.attention.unstack(cross, context), **of_memory}
+        return {**theta, **parts}
 
     def _attend_to_cache(
         self,
@@ -302,9 +309,11 @@ class TransformerStack(Layer):
     def unstack(self, theta: dict, context: Context) -> dict:
         """The weights for `start` and `step`, in parts: the whole stack, or each repeat of an unrolled one.
 
-        Called outside of the decoding loop, it makes the slices once for all steps.
+        Called outside of the decoding loop, it makes the slices once for all steps. So does every stack that one CPU
+        decodes with: a loop over its repeats would copy the weights of each in every step.
         """
-        parts = [slice(i, i + 1) for i in range(self.repeats)] if self.unroll else [slice(None)]
+        is_one_cpu = context.platform == "cpu" and context.layout.is_one_device
+        parts = [slice(i, i + 1) for i in range(self.repeats)] if self.unroll or is_one_cpu else [slice(None)]
         stacked = {
             f"layer_{index}": layer.unstack(theta[f"layer_{index}"], context) for index, layer in enumerate(self.period)
         }

@@ -21,6 +21,7 @@ from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.layers.transformer import TransformerLayer, TransformerStack
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.dispatch import AUTO, check_dispatch
+from lingvo_moe.ops.projection import prepare_weight
 from lingvo_moe.ops.routing import AUX_LOSS, Routing
 from lingvo_moe.ranges import ABOVE_0, COUNT, COUNT_OR_0, SHARE_BELOW_1, Range
 
@@ -276,8 +277,9 @@ class Transformer(Layer):
     def decoding_theta(self, theta: dict, context: Context) -> dict:
         """See `protocols.DecodingModel`; of a model with a decoder."""
         decoder, softmax = self._layers["decoder"].unstack(theta["decoder"], context), self._softmax_theta(theta)
-        if "table" in softmax:  # transposed once, not in each step
-            softmax = {"projection": tf.transpose(softmax["table"])}
+        projection = tf.transpose(softmax["table"]) if "table" in softmax else softmax["projection"]
+        prepared = prepare_weight(projection[None], context)  # of one layer, once and not in each step
+        softmax = {"projection": tree.map_leaves(lambda weight: weight[0], {"of_one": prepared})["of_one"]}
         return {**theta, "decoder": decoder, "softmax": softmax}
 
     def settings_of_layers(self, field: str) -> list[tuple[str, str, Any]]:

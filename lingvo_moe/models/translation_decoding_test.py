@@ -10,6 +10,7 @@ import pytest
 
 from lingvo_moe import tree
 from lingvo_moe.decoding.flat_beam_search import BeamSearch
+from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.layers.base import Context
 from lingvo_moe.lazy import tf
 from lingvo_moe.models.translation import Translation
@@ -112,6 +113,29 @@ def test_decoding_one_token_at_a_time_equals_teacher_forcing(
     found = harness.run(stepwise, {"theta": weights, **FORCED})["nll"]
     np.testing.assert_allclose(found, expected, rtol=tolerance)
     assert precision == "default" or np.abs(found - expected).max() > TOLERANCE, "nothing was rounded"
+
+
+@pytest.mark.parametrize("model", [MODEL, TIED, BIASED], ids=["plain", "tied", "biased"])
+def test_large_weights_are_transposed_once_for_a_cpu(model, monkeypatch):
+    """All that a step multiplies by; hypotheses and scores stay the same, for a stack in a loop, too."""
+    model = dataclasses.replace(model, unroll=False)
+    specs = {field: Spec((BATCH, LENGTH), "int32", "BS") for field in ("ids", "segment_ids", "positions")}
+    source, search = copying(0)["source"], BeamSearch(beam_size=3, max_length=6)
+
+    def searched(large: int) -> dict[str, np.ndarray]:
+        monkeypatch.setattr("lingvo_moe.ops.projection.LARGE", large)
+        steps = Steps(model, Adafactor(), Layout(), "cpu")
+        decoding = Engine(1, "cpu").decoding(steps, specs, search)
+        decoding.load(theta(model))
+        paths = [path for path in tree.flatten(steps.prepared_specs()) if path.endswith("/transposed")]
+        # Half of the layers decode: 4 and 2 matrices of attention, two of every other feed-forward layer; and the softmax.
+        decoder = model.num_layers // 2
+        assert len(paths) == (decoder * 6 + decoder // 2 * 2 + 1 if large == 1 else 0)
+        return {name: np.asarray(value) for name, value in decoding.decode(source).items()}
+
+    plain, prepared = searched(10**9), searched(1)
+    np.testing.assert_array_equal(prepared["ids"], plain["ids"])
+    np.testing.assert_allclose(prepared["scores"], plain["scores"], rtol=TOLERANCE)
 
 
 @pytest.mark.parametrize(("filled", "is_short"), [(4, True), (5, False)])

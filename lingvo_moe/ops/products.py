@@ -45,12 +45,12 @@ def multiply(rows: tf.Tensor, weights: tf.Tensor, context: Context, transpose_b:
 
 def is_rounded(rows: tf.Tensor, context: Context) -> bool:
     """Returns whether `multiply` rounds: on a CPU that multiplies bfloat16 faster, where asked to."""
-    return (
-        context.matmul_precision == BFLOAT16
-        and context.platform == "cpu"
-        and rows.dtype == tf.float32
-        and processor.multiplies_bfloat16()
-    )
+    return rows.dtype == tf.float32 and rounds(context)
+
+
+def rounds(context: Context) -> bool:
+    """Returns whether `multiply` rounds float32 operands."""
+    return context.matmul_precision == BFLOAT16 and context.platform == "cpu" and processor.multiplies_bfloat16()
 
 
 def _by_weights(rows: tf.Tensor, upstream: tf.Tensor, context: Context, transpose_b: bool) -> tf.Tensor:

@@ -4,6 +4,10 @@ The plain form is one einsum: a TPU lays out dimensions as it likes, and a resha
 one or a batch of products of two matrices, and so is its gradient by the weight. The gradient of the einsum contracts
 over all leading dimensions of the inputs, for which XLA's CPU compiler transposes both factors in memory and takes a
 kernel half as fast.
+
+XLA's CPU kernel rearranges the second factor of a product before it multiplies. With few rows, as in a step of
+decoding, that of a large weight takes as long as the product. So a search transposes such weights once
+(`prepare_weight`), and multiplies them by transposed rows.
 """
 
 from __future__ import annotations
@@ -16,22 +20,42 @@ from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
 from lingvo_moe.ops.gradients import named_gradient
 from lingvo_moe.ops.precision import HIGHEST
-from lingvo_moe.ops.products import is_rounded, multiply
+from lingvo_moe.ops.products import is_rounded, multiply, rounds
 from lingvo_moe.ops.tiles import transpose
 
 # On a CPU: up to this many rows per expert, gradients transpose the rows and not the weights (measured: a third faster
 # at 32 rows, nothing gained at 64).
 FEW_ROWS = 32
+# On a CPU: the least dimension of a matrix that is worth transposing for few rows. Measured: half the CPU time for
+# 1024 x 1024 and 32 rows. For 256 x 8000 and 256 rows, whose outputs are transposed back, translation takes a tenth
+# more.
+LARGE = 1024
+
+
+def prepare_weight(weights: tf.Tensor, context: Context, contracted: int = 1) -> tf.Tensor | dict:
+    """Weights of R layers `[R, *K, *O]`, for many calls of `project` with few rows, as in steps of decoding.
+
+    On a CPU, of large weights, `{"transposed": [R, *O, *K]}`. Not on several devices, between which XLA may move other
+    products, nor where operands are rounded, for which the kernel is another one.
+    """
+    is_one = context.platform == "cpu" and context.layout.is_one_device and not context.training
+    fan_in, outputs = math.prod(weights.shape[1 : 1 + contracted]), math.prod(weights.shape[1 + contracted :])
+    is_large = min(fan_in, outputs) >= LARGE
+    if not is_one or not is_large or context.dtype != "float32" or rounds(context):
+        return weights
+    rank = weights.shape.rank
+    order = (0, *range(1 + contracted, rank), *range(1, 1 + contracted))
+    return {"transposed": tf.transpose(weights, order)}
 
 
 def project(
-    inputs: tf.Tensor, weight: tf.Tensor, context: Context, contracted: int = 1, bias: tf.Tensor | None = None
+    inputs: tf.Tensor, weight: tf.Tensor | dict, context: Context, contracted: int = 1, bias: tf.Tensor | None = None
 ) -> tf.Tensor:
     """Multiplies activations by a weight, and adds a bias if there is one.
 
     Args:
       inputs: `[..., *K]`.
-      weight: `[*K, *O]`.
+      weight: `[*K, *O]`, or one layer's of `prepare_weight`.
       context: of the call.
       contracted: the number of dimensions K.
       bias: `[*O]`.
@@ -39,8 +63,19 @@ def project(
     Returns:
       `[..., *O]`, of the activations' dtype.
     """
-    products = _multiply(inputs, context.cast(weight), context, contracted)
+    if isinstance(weight, dict):
+        products = _multiply_transposed(inputs, weight["transposed"], contracted)
+    else:
+        products = _multiply(inputs, context.cast(weight), context, contracted)
     return products if bias is None else products + context.cast(bias)
+
+
+def _multiply_transposed(inputs: tf.Tensor, weight: tf.Tensor, contracted: int) -> tf.Tensor:
+    """The products of `project` with a weight `[*O, *K]`."""
+    outputs = weight.shape[: weight.shape.rank - contracted]
+    rows = tf.reshape(inputs, (-1, math.prod(weight.shape[weight.shape.rank - contracted :])))
+    products = transpose(tf.matmul(tf.reshape(weight, (-1, rows.shape[-1])), rows, transpose_b=True))
+    return tf.reshape(products, (*inputs.shape[: inputs.shape.rank - contracted], *outputs))
 
 
 def _multiply(inputs: tf.Tensor, weight: tf.Tensor, context: Context, contracted: int) -> tf.Tensor:

@@ -12,10 +12,18 @@ from lingvo_moe.engines.cluster import Cluster, target_of
 from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
-from lingvo_moe.ops.projection import FEW_ROWS, project, project_by_expert, project_in_float32
+from lingvo_moe.ops.projection import (
+    FEW_ROWS,
+    LARGE,
+    prepare_weight,
+    project,
+    project_by_expert,
+    project_in_float32,
+)
 from lingvo_moe.program import lower
 from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.testing import harness
+from lingvo_moe.utils import processor
 
 
 @pytest.mark.parametrize(
@@ -26,6 +34,40 @@ def test_project_for_a_cpu_equals_the_einsum(inputs, weight, contracted):
     check_platforms(
         lambda given, context: project(given["inputs"], given["weight"], context, contracted), inputs, weight
     )
+
+
+@pytest.mark.parametrize(
+    "inputs, weight, contracted", [((2, 3, 4), (4, 5), 1), ((8, 3), (3, 2, 8), 1), ((1, 7, 2, 4), (2, 4, 9), 2)]
+)
+def test_a_prepared_weight_gives_the_same_products(inputs, weight, contracted, monkeypatch):
+    """Transposed once, of the second of two layers, with a bias."""
+    monkeypatch.setattr("lingvo_moe.ops.projection.LARGE", 1)
+    random, context = np.random.default_rng(0), Context(platform="cpu")
+    rows, weights, bias = (
+        tf.constant(random.normal(size=shape), tf.float32) for shape in (inputs, (2, *weight), weight[contracted:])
+    )
+    prepared = prepare_weight(weights, context, contracted)
+    assert prepared["transposed"].shape == (2, *weight[contracted:], *weight[:contracted])
+    found = project(rows, {"transposed": prepared["transposed"][1]}, context, contracted, bias)
+    np.testing.assert_allclose(found, project(rows, weights[1], context, contracted, bias), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "size, context",
+    [
+        ((LARGE, LARGE - 1), Context(platform="cpu")),
+        ((LARGE, LARGE), Context(platform="gpu")),
+        ((LARGE, LARGE), Context(platform="cpu", dtype="bfloat16")),
+        ((LARGE, LARGE), Context(platform="cpu", matmul_precision="bfloat16")),
+        ((LARGE, LARGE), Context(platform="cpu", layout=Layout.of(DeviceMesh((2,))))),
+    ],
+)
+def test_only_large_weights_on_one_cpu_are_prepared(size, context, monkeypatch):
+    """Where operands are rounded, on several devices and elsewhere, the plain product is as fast or faster."""
+    monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: True)
+    weights = tf.zeros((1, *size))
+    assert prepare_weight(weights, context) is weights
+    assert isinstance(prepare_weight(tf.zeros((1, LARGE, LARGE)), Context(platform="cpu")), dict)
 
 
 @pytest.mark.parametrize(
