@@ -76,6 +76,8 @@ def _rounded(name: str, of: Work, equal: tuple[str, ...]) -> Comparison:
 
 _ALL_EXPERTS = _with(work.TRANSLATION, kind="decode", capacity_factor=None)
 _MANY = _with(work.TRANSLATION, experts=64)
+# The dimensions of NLLB-200's smallest model. Its weights do not fit in a cache.
+_WIDE = _with(_ALL_EXPERTS, model_dim=1024, hidden_dim=4096, heads=16, vocabulary=64_000)
 # Weak scaling: each of 8 devices has the tokens, and the capacity, of `work.TRANSLATION`.
 _EIGHT_TIMES = _with(work.TRANSLATION, groups=8, rows=8 * work.TRANSLATION.rows)
 # Strong scaling: the same work split into 8, 64 tokens each.
@@ -156,6 +158,15 @@ COMPARISONS = (
         equal=_SEARCHING,
     ),
     _rounded("decoding_bfloat16", _ALL_EXPERTS, _SEARCHING),
+    Comparison(
+        name="decoding_wide",
+        title="beam search of a wide model (M 1024, H 4096, V 64,000), against NllbMoe's generate",
+        ours=_WIDE,
+        other=_WIDE,
+        by="nllb_moe",
+        goal=math.inf,
+        equal=_SEARCHING,
+    ),
     *(
         Comparison(
             name=f"{name}_{mesh}",
