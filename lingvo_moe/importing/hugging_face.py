@@ -59,9 +59,14 @@ def read(directory: pathlib.Path, name: str) -> Imported:
         raise UserError(
             f"{name}: {CONFIG} has model_type {kind!r}; expected {_DENSE} (M2M-100, NLLB-200) or {_SPARSE} (NLLB-MoE)."
         )
-    converted = tokenizer.convert(directory, name)
     fields = _Fields(config, name)
-    registered, own, settings = _closest(fields.model())
+    registered, own, settings = fields.closest()
+    converted = tokenizer.convert(directory, name)
+    if (pieces := converted.vocabulary_size) > (size := own.model.source_vocabulary):
+        raise UserError(
+            f"{name}: the tokenizer has {pieces} pieces, but {CONFIG} has vocab_size {size}, so they are of two "
+            f"models; copy the files again."
+        )
     with model_directory.tensors(directory, name) as tensors:
         names = weights.SPARSE if kind == _SPARSE else weights.DENSE
         theta = weights.Weights(own.model, tensors, names, fields.expert_scale).read(name)
@@ -85,7 +90,15 @@ class _Fields:
             raise self._wrong("moe_token_dropout", "a share below 1")
         return 1.0 - dropped
 
-    def model(self) -> dict[str, Any]:
+    def closest(self) -> tuple[str, Experiment, tuple[str, ...]]:
+        """See `_closest`; raises UserError for fields with which there is no model."""
+        fields = self._model()
+        try:
+            return _closest(fields)
+        except UserError as error:
+            raise UserError(f"{self._name}: {CONFIG} is of no model that can be imported: {error}") from None
+
+    def _model(self) -> dict[str, Any]:
         """The fields of our model, by name."""
         encoder, decoder = (self._count(f"{side}_layers") for side in _SIDES)
         heads, width = self._of_both_sides("attention_heads"), self._count("d_model")
@@ -107,13 +120,19 @@ class _Fields:
     def _experts(self) -> dict[str, Any]:
         if self._config["model_type"] == _DENSE:
             return {"num_experts": 0, "layer_pattern": (), "encoder_layer_pattern": ()}
-        steps = [self._count(f"{side}_sparse_step") for side in _SIDES]
+        steps = [self._sparse_step(side) for side in _SIDES]
         encoder, decoder = (("dense",) * (step - 1) + ("moe",) for step in steps)
         return {
             "num_experts": self._count("num_experts"),
             "layer_pattern": decoder,
             "encoder_layer_pattern": encoder if encoder != decoder else (),
         }
+
+    def _sparse_step(self, side: str) -> int:
+        step, layers = self._count(f"{side}_sparse_step"), self._count(f"{side}_layers")
+        if layers % step:
+            raise self._wrong(f"{side}_sparse_step", f"a divisor of the {layers} layers")
+        return step
 
     def _of_both_sides(self, field: str) -> int:
         encoder, decoder = (self._count(f"{side}_{field}") for side in _SIDES)

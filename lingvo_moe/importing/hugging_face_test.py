@@ -9,6 +9,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from lingvo_moe import experiment as experiments
 from lingvo_moe import tree
@@ -172,7 +173,11 @@ def directory(tmp_path):
         ({"encoder_layers": 0}, "encoder_layers 0; expected a whole number from 1"),
         ({"decoder_ffn_dim": 128}, "decoder_ffn_dim 128; expected 64, as encoder_ffn_dim"),
         ({"moe_token_dropout": 1}, "moe_token_dropout 1; expected a share below 1"),
-        ({"encoder_sparse_step": 3}, "layer pattern dense,dense,moe: change one"),
+        ({"encoder_sparse_step": 3}, "encoder_sparse_step 3; expected a divisor of the 4 layers"),
+        ({"encoder_sparse_step": 10**30}, "encoder_sparse_step 10+; expected a divisor of the 4 layers"),
+        ({"vocab_size": 10**9}, "by config.json, the model has 32,000,136,448 weights, but .* only 152,640; copy"),
+        ({"num_experts": 10**12}, "--input=.*: config.json is of no model that can be imported: model.num_experts is"),
+        ({"vocab_size": 502}, "the tokenizer has 503 pieces, but config.json has vocab_size 502, so .* two models"),
         (
             {"num_experts": 8},
             r"router.classifier.weight has the shape \[4, 32\]; by config.json, \[8, 32\] is expected",
@@ -182,7 +187,10 @@ def directory(tmp_path):
             {"encoder_layers": 6},
             "there is no tensor model.encoder.layers.4.ff_layer_norm.bias, which config.json requires",
         ),
-        ({"decoder_layers": 2}, r"model.decoder.layers.2.cross_attention.k_proj.bias and \d+ other tensors are none"),
+        (
+            {"decoder_layers": 2},
+            r"model.decoder.layers.2.cross_attention.k_proj.bias', and the files have \d+ such tensors",
+        ),
     ],
 )
 def test_a_model_of_another_kind_is_an_error(directory, changes, message):
@@ -191,3 +199,15 @@ def test_a_model_of_another_kind_is_an_error(directory, changes, message):
     (directory / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(UserError, match=message):
         hugging_face.read(directory, f"--input={directory}")
+
+
+def test_a_copy_of_the_embeddings_stands_for_them(tmp_path):
+    """Some programs write the table that all sides share under one of its other names."""
+    hugging_face_models.write(tmp_path / "model", "nllb")
+    expected = hugging_face.read(tmp_path / "model", "it").theta
+    file = tmp_path / "model" / "model.safetensors"
+    weights = load_file(file)
+    weights["lm_head.weight"] = weights.pop("model.shared.weight")
+    save_file(weights, file)
+    found = hugging_face.read(tmp_path / "model", "it").theta
+    assert found.keys() == expected.keys() and all(np.array_equal(found[path], expected[path]) for path in found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import math
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,6 +23,7 @@ CONFIG = "config.json"
 _FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PICKLES = "pytorch_model*.bin"
+_DTYPES = ("F32", "F16", "BF16")
 
 
 def read_json(path: pathlib.Path, name: str) -> dict[str, Any]:
@@ -42,15 +44,21 @@ class Tensors:
 
     Attributes:
       shapes: of all tensors.
+      size: the number of values of all tensors.
     """
 
     def __init__(self, name: str, directory: pathlib.Path, files: Mapping[str, safetensors.safe_open]):
         """Reads the shapes; use `tensors`."""
         self._name, self._directory, self._files = name, directory, files
         self.shapes = {tensor: tuple(opened.get_slice(tensor).get_shape()) for tensor, opened in self._files.items()}
+        self.size = sum(map(math.prod, self.shapes.values()))
 
     def read(self, tensor: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Returns a tensor as float32; raises UserError if it is missing or has another shape."""
+        """Returns a tensor as float32.
+
+        Raises:
+          UserError: it is missing, has another shape or a dtype of quantized weights, or values that are not finite.
+        """
         if tensor not in self.shapes:
             raise UserError(f"{self._name}: there is no tensor {tensor}, which {CONFIG} requires.")
         if self.shapes[tensor] != shape:
@@ -58,7 +66,15 @@ class Tensors:
                 f"{self._name}: {tensor} has the shape {list(self.shapes[tensor])}; by {CONFIG}, {list(shape)} is "
                 f"expected."
             )
-        return self._files[tensor].get_tensor(tensor).astype(np.float32, copy=False)
+        if (dtype := self._files[tensor].get_slice(tensor).get_dtype()) not in _DTYPES:
+            raise UserError(
+                f"{self._name}: {tensor} is {dtype}; expected one of {', '.join(_DTYPES)}. Import the model from "
+                f"before it was quantized."
+            )
+        found = self._files[tensor].get_tensor(tensor).astype(np.float32, copy=False)
+        if not np.isfinite(found).all():
+            raise UserError(f"{self._name}: {tensor} has values that are not finite; copy its file again.")
+        return found
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -37,6 +38,42 @@ def test_tensors_of_several_files_are_float32(directory):
             tensors.read("b", (5,))
         with pytest.raises(UserError, match="--input=model: there is no tensor c, which config.json requires"):
             tensors.read("c", (5,))
+
+
+def test_bfloat16_is_read(tmp_path):
+    """Bit for bit."""
+    save_file({"a": np.array([1.0, -3.5], ml_dtypes.bfloat16)}, tmp_path / "model.safetensors")
+    with model_directory.tensors(tmp_path, NAME) as tensors:
+        assert tensors.read("a", (2,)).tolist() == [1.0, -3.5]
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.bool_])
+def test_quantized_weights_are_refused(tmp_path, dtype):
+    """Their integers would be taken for weights."""
+    save_file({"a": np.ones(3, dtype)}, tmp_path / "model.safetensors")
+    message = "--input=model: a is [A-Z0-9]+; expected one of F32, F16, BF16. Import the model from before it was quant"
+    with model_directory.tensors(tmp_path, NAME) as tensors, pytest.raises(UserError, match=message):
+        tensors.read("a", (3,))
+
+
+def test_float8_is_refused(tmp_path):
+    """NumPy has no such dtype; safetensors would raise AttributeError."""
+    save_file({"a": np.ones(3, np.uint8)}, tmp_path / "model.safetensors")
+    file = tmp_path / "model.safetensors"
+    content = file.read_bytes().replace(b'"U8"', b'"F8_E4M3"')
+    header = content[8:-3].rstrip()
+    file.write_bytes(len(header).to_bytes(8, "little") + header + content[-3:])
+    with model_directory.tensors(tmp_path, NAME) as tensors, pytest.raises(UserError, match="a is F8_E4M3; expected"):
+        tensors.read("a", (3,))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_refused(tmp_path, value):
+    """A model with them would be refused only when it is used."""
+    save_file({"a": np.array([1, value], np.float16)}, tmp_path / "model.safetensors")
+    message = "--input=model: a has values that are not finite; copy its file again"
+    with model_directory.tensors(tmp_path, NAME) as tensors, pytest.raises(UserError, match=message):
+        tensors.read("a", (2,))
 
 
 def test_one_file_needs_no_index(tmp_path):

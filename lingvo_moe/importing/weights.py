@@ -7,25 +7,29 @@ that is a part of their weights.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
 from lingvo_moe import tree
 from lingvo_moe.errors import UserError
-from lingvo_moe.importing.model_directory import Tensors
+from lingvo_moe.importing.model_directory import CONFIG, Tensors
 from lingvo_moe.importing.tokenizer import ROWS_OF_SPECIAL_IDS
 from lingvo_moe.models.translation import Translation
 from lingvo_moe.sharding.layout import Spec
 from lingvo_moe.steps import weight_specs
 from lingvo_moe.utils import progress
+from lingvo_moe.utils.counts import counted
 
 _SHARED = "model.shared.weight"
-# Copies of the shared table, which some versions write, and the table of sinusoids.
+# Copies of the shared table, which some versions write, also in its place, and the table of sinusoids.
 _COPIES = ("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
 _IGNORED = (*_COPIES, "model.encoder.embed_positions.weights", "model.decoder.embed_positions.weights")
 _PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj", "wi": "fc1", "wo": "fc2"}
 _ROUTER = "router.classifier.weight"
+# How many times the weights of the files a model may have until memory is allocated for them.
+_MOST_TIMES = 8
 
 
 class Names(NamedTuple):
@@ -71,13 +75,20 @@ class Weights:
           UserError: a tensor is missing, has another shape, or is of something that our model does not have.
         """
         specs = tree.flatten(weight_specs(self._model.weights()))
+        count = sum(math.prod(spec.shape) for spec in specs.values())
+        if count > _MOST_TIMES * self._tensors.size:  # a smaller difference is that of a tensor, which is named below
+            raise UserError(
+                f"{name}: by {CONFIG}, the model has {count:,} weights, but the files of weights have only "
+                f"{self._tensors.size:,}; copy the files again."
+            )
         theta = {
             path: self._weight(path, spec) for path, spec in progress.track(specs.items(), "reading", unit="arrays")
         }
         if unknown := sorted(self._tensors.shapes.keys() - self._read - set(_IGNORED)):
             raise UserError(
-                f"{name}: {unknown[0]} and {len(unknown) - 1} other tensors are none of a model with this config.json; "
-                f"expected M2M-100, NLLB-200 or NLLB-MoE as Hugging Face's library writes them."
+                f"{name}: a model with this {CONFIG} has no tensor {unknown[0]!r}, and the files have "
+                f"{counted(len(unknown), 'such tensor')}; expected M2M-100, NLLB-200 or NLLB-MoE as Hugging Face's "
+                f"library writes them."
             )
         return theta
 
@@ -96,7 +107,8 @@ class Weights:
 
     def _table(self, shape: tuple[int, ...]) -> np.ndarray:
         """The embeddings, in the order of our special ids."""
-        table = self._get(_SHARED, shape)
+        there = [name for name in (_SHARED, *_COPIES) if name in self._tensors.shapes]
+        table = self._get(there[0] if there else _SHARED, shape)
         return np.concatenate([table[list(ROWS_OF_SPECIAL_IDS)], table[len(ROWS_OF_SPECIAL_IDS) :]])
 
     def _of_layer(self, prefix: str, path: str, shape: tuple[int, ...]) -> np.ndarray:
