@@ -206,16 +206,18 @@ def _from_directory(config: CheckpointConfig, directory: pathlib.Path):
         raise UserError(f"--{flag} is not for --input={directory}: {CONFIG} there says what the model is.")
     logdir = _logdir(config)
     tools.check_new_logdir(logdir)
-    tokenizers = pathlib.Path(logdir) / _TOKENIZERS
-    if tokenizers.exists():
-        raise UserError(f"--logdir={logdir}: there is a {_TOKENIZERS} already; name a new directory.")
+    tokenizers = pathlib.Path(logdir) / hyperparameters.OWN_TOKENIZERS
+    imported_tokenizer.check_new(tokenizers, f"--logdir={logdir}")
     found = hugging_face.read(directory, f"--input={directory}")
     readers = [sha256(found.tokenizer.model)] * len(SIDES)
     origin = f"imported from {directory.absolute().name}"
-    tools.save_imported(logdir, found.name, tools.FileWeights(0, found.theta, readers), origin)
-    imported_tokenizer.write(found.tokenizer, tokenizers)
     imported = experiment.unchecked(found.name, (*found.settings, f"tokenizers={tokenizers}"))
-    hyperparameters.save(pathlib.Path(logdir), hyperparameters.of(found.name, imported))
+
+    def write_others():
+        imported_tokenizer.write(found.tokenizer, tokenizers, f"--logdir={logdir}")
+        hyperparameters.save(pathlib.Path(logdir), hyperparameters.of(found.name, imported))
+
+    tools.save_imported(logdir, found.name, tools.FileWeights(0, found.theta, readers), origin, write_others)
     _logger.info(
         "%s: weights of %s, and tokenizers of %s; `translate` takes --source_language and --target_language.",
         logdir,
@@ -224,7 +226,6 @@ def _from_directory(config: CheckpointConfig, directory: pathlib.Path):
     )
 
 
-_TOKENIZERS = "tokenizers"  # in the log directory of an imported model
 _ACTIONS = {
     "inspect": _Action(_inspect, ("logdir", "step", "grep", "stats")),
     "verify": _Action(_verify, ("logdir", "step")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import pathlib
 import re
@@ -12,6 +13,7 @@ from lingvo_moe.cli import main
 from lingvo_moe.testing import hugging_face_models
 from lingvo_moe.testing.experiments import Data
 from lingvo_moe.training import hyperparameters
+from lingvo_moe.training.checkpoint import Checkpoints
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
@@ -105,3 +107,23 @@ def test_errors_name_the_remedy(imported, lines, arguments, message, capsys):
     assert _run(*given, *([lines] if given[0] == "translate" else [])) == 2
     assert re.search(message, capsys.readouterr().err)
     assert not (imported / "new").exists()
+
+
+def test_an_interrupted_import_is_run_again(imported, tmp_path, monkeypatch, capsys):
+    """The checkpoint comes last: without it, no command takes the log directory for a complete one."""
+    logdir = tmp_path / "log"
+    convert = ("checkpoint", "convert", f"--input={imported.parent / 'model'}", f"--logdir={logdir}")
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoints, "save_weights", _fail)
+        assert _run(*convert) == 2
+    assert "no space left" in capsys.readouterr().err and (logdir / "tokenizers").is_dir()
+    assert _run("checkpoint", "verify", f"--logdir={logdir}") == 2
+    assert "there is no checkpoint in" in capsys.readouterr().err
+    assert _run(*convert) == 0 and _run("checkpoint", "verify", f"--logdir={logdir}") == 0
+    for file in (hyperparameters.FILE, "tokenizers/shared.model", "tokenizers/tokenizer.json"):
+        made = (logdir / file).read_bytes().replace(bytes(logdir), bytes(imported))
+        assert made == (imported / file).read_bytes()
+
+
+def _fail(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import collections
 import json
 import pathlib
+import re
 from typing import Any
 
 import sentencepiece
@@ -22,6 +23,7 @@ from sentencepiece import sentencepiece_model_pb2
 from lingvo_moe.data.tokenizer import MANIFEST, SIDES, SPECIAL_IDS, Tokenizer
 from lingvo_moe.errors import UserError
 from lingvo_moe.importing.model_directory import read_json
+from lingvo_moe.utils import output_files
 from lingvo_moe.utils.hashes import sha256
 
 FILE = "shared.model"
@@ -30,6 +32,7 @@ _FAIRSEQ = {"bos": 0, "pad": 1, "eos": 2, "unk": 3}
 _NAMES = {"pad": "<pad>", "eos": "</s>", "bos": "<s>", "unk": "<unk>"}
 _MASK = "<mask>"
 _VOCABULARY = "vocab.json"
+_NOT_IN_PIECES = re.compile("[\0\ud800-\udfff]")
 _MOST_UNUSED = 1024  # ids between those of pieces and languages; of a corrupt file
 _FIRST = ["<unk>", "<s>", "</s>"]  # of the SentencePiece model
 # The rows of fairseq's table with our special ids, in the order of these.
@@ -54,7 +57,9 @@ def convert(directory: pathlib.Path, name: str) -> Tokenizer:
         missing = [text for text in pieces if text not in ids and len(text) > 1]
     else:
         by_id = dict(enumerate(pieces.values(), start=_FAIRSEQ["unk"] + 1))
-    added = _added(directory, name, first=max(by_id, default=0) + 1)
+    if not by_id:
+        raise UserError(f"{name}: {_PIECES} has no pieces besides {_FIRST}; copy it again.")
+    added = _added(directory, name, first=max(by_id) + 1)
     if wrong := sorted(added.keys() & by_id.keys()):
         raise UserError(
             f"{name}: the id {wrong[0]} is that of {added[wrong[0]]!r} and of the piece {by_id[wrong[0]].piece!r}; "
@@ -82,13 +87,37 @@ def convert(directory: pathlib.Path, name: str) -> Tokenizer:
     return tokenizer
 
 
-def write(tokenizer: Tokenizer, directory: pathlib.Path):
-    """Writes the directory of tokenizers that both sides share."""
-    directory.mkdir(parents=True)
-    (directory / FILE).write_bytes(tokenizer.model)
+def write(tokenizer: Tokenizer, directory: pathlib.Path, name: str):
+    """Writes the directory of tokenizers that both sides share, or completes one that an interrupted import began.
+
+    Raises:
+      UserError: which begins with `name`; the directory has other files, or nothing can be written there.
+    """
     entry = {"file": FILE, "sha256": sha256(tokenizer.model), "vocabulary": tokenizer.vocabulary_size}
-    manifest = {"ids": SPECIAL_IDS, **dict.fromkeys(SIDES, entry)}
-    (directory / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    manifest = json.dumps({"ids": SPECIAL_IDS, **dict.fromkeys(SIDES, entry)}, indent=1) + "\n"
+    files = {directory / FILE: tokenizer.model, directory / MANIFEST: manifest.encode()}
+    check_new(directory, name)
+    for path, content in files.items():
+        if path.exists() and path.read_bytes() != content:
+            raise UserError(f"{name}: there is another {directory.name}/{path.name} already; name a new directory.")
+    directory.mkdir(parents=True, exist_ok=True)
+    for path, content in files.items():
+        with output_files.atomic_path(path, sync=True) as partial:
+            partial.write_bytes(content)
+
+
+def check_new(directory: pathlib.Path, name: str):
+    """Raises UserError, which begins with `name`, if `write` would mix its files with others in the directory."""
+    if directory.exists() and not directory.is_dir():
+        raise UserError(f"{name}: {directory.name} there is a file; name a new directory.")
+    others = [path.name for path in directory.iterdir() if not _is_own(path.name)] if directory.exists() else []
+    if others:
+        raise UserError(f"{name}: there is a {directory.name}/{min(others)} already; name a new directory.")
+
+
+def _is_own(file: str) -> bool:
+    """Returns whether `write` makes such a file, which it names otherwise until it is complete."""
+    return file.partition(".partial-")[0] in (FILE, MANIFEST)
 
 
 def _piece(text: str, kind: str, score: float = 0.0) -> Any:
@@ -107,6 +136,8 @@ def _read_vocabulary(directory: pathlib.Path, name: str) -> dict[str, int]:
     is_complete = all(type(number) is int for number in numbers) and sorted(numbers) == list(
         range(first, first + len(numbers))
     )
+    if wrong := [text for text in others if not text or _NOT_IN_PIECES.search(text)]:
+        raise UserError(f"{name}: {_VOCABULARY} has the piece {wrong[0]!r}, which is no text; copy it again.")
     if {text: ids.get(text) for text in special} != special or not is_complete:
         raise UserError(
             f"{name}: {_VOCABULARY} does not number {', '.join(special)} and then all pieces, as M2M-100's does."
@@ -138,13 +169,13 @@ def _added(directory: pathlib.Path, name: str, first: int) -> dict[int, str]:
     """
     readers = {
         "tokenizer.json": lambda content: {
-            int(entry["id"]): str(entry["content"]) for entry in content.get("added_tokens", [])
+            int(entry["id"]): _text(entry["content"]) for entry in content.get("added_tokens", [])
         },
         "tokenizer_config.json": lambda content: {
-            int(number): str(entry["content"]) for number, entry in content.get("added_tokens_decoder", {}).items()
+            int(number): _text(entry["content"]) for number, entry in content.get("added_tokens_decoder", {}).items()
         },
         "special_tokens_map.json": lambda content: {
-            number: entry if isinstance(entry, str) else str(entry["content"])
+            number: _text(entry if isinstance(entry, str) else entry["content"])
             for number, entry in enumerate(content.get("additional_special_tokens", []), start=first)
         },
     }
@@ -153,8 +184,15 @@ def _added(directory: pathlib.Path, name: str, first: int) -> dict[int, str]:
         content = read_json(directory / file, name) if (directory / file).exists() else {}
         try:
             found = {number: text for number, text in sorted(read(content).items()) if number not in special}
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             raise UserError(f"{name}: {file} does not list tokens as it should; copy the files again.") from None
         if {*found.values()} - {_MASK}:
             return found
     return {}
+
+
+def _text(content: Any) -> str:
+    """Returns the name of a token; raises ValueError if it is none."""
+    if not isinstance(content, str) or not content or not content.isprintable():
+        raise ValueError(f"{content!r} is not the name of a token")
+    return content

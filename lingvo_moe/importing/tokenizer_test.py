@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
 
 from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.errors import UserError
@@ -27,6 +28,12 @@ def m2m(tmp_path):
     return shutil.copytree(hugging_face_models.TOKENIZERS / "m2m", tmp_path / "m2m")
 
 
+def keep_three_pieces(directory):
+    model = sentencepiece_model_pb2.ModelProto.FromString((directory / PIECES).read_bytes())
+    del model.pieces[3:]
+    (directory / PIECES).write_bytes(model.SerializeToString())
+
+
 def edit(path, change):
     content = json.loads(path.read_text())
     change(content)
@@ -36,7 +43,7 @@ def edit(path, change):
 def test_it_is_read_like_one_of_ours(nllb, tmp_path):
     """Special ids are ours, other ids those of fairseq; `<mask>` is no language, and is not counted."""
     found = tokenizer.convert(nllb, NAME)
-    tokenizer.write(found, tmp_path / "tokenizers")
+    tokenizer.write(found, tmp_path / "tokenizers", NAME)
     loaded = Tokenizers.load(tmp_path / "tokenizers")
     assert loaded.is_shared and loaded.source == found and len(found.languages) == 202
     assert found.pieces(range(4)) == ["<pad>", "</s>", "<s>", "<unk>"] and found.vocabulary_size == 503
@@ -103,6 +110,17 @@ def test_pieces_that_the_vocabulary_lacks_are_read_in_smaller_ones(m2m):
             lambda d: edit(d / TOKENIZER, lambda c: c["added_tokens"].append({"id": 510, "content": "eng_Latn"})),
             "'eng_Latn' is a piece of .* and a token of the JSON files",
         ),
+        *(
+            (
+                lambda d, wrong=wrong: edit(d / TOKENIZER, lambda c: c["added_tokens"].append(wrong)),
+                "tokenizer.json does not list tokens as it should",
+            )
+            for wrong in (
+                {"id": float("inf"), "content": "x"},
+                *({"id": 510, "content": content} for content in ("", "\ud800", "a\nb", ["x"])),
+            )
+        ),
+        (keep_three_pieces, "sentencepiece.bpe.model has no pieces besides"),
         (
             lambda d: [(d / file).unlink() for file in (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json")],
             "its tokenizer has no languages; expected that of M2M-100, NLLB-200 or NLLB-MoE",
@@ -122,3 +140,27 @@ def test_a_vocabulary_that_does_not_number_all_pieces_is_an_error(m2m, change):
     edit(m2m / VOCABULARY, change)
     with pytest.raises(UserError, match="vocab.json does not number <pad>, </s>, <s>, <unk> and then all pieces"):
         tokenizer.convert(m2m, NAME)
+
+
+@pytest.mark.parametrize("text", ["", "a\0b", "\ud800"])
+def test_a_piece_that_is_no_text_is_an_error(m2m, text):
+    edit(m2m / VOCABULARY, lambda ids: ids.update({text: len(ids)}))
+    with pytest.raises(UserError, match="--input=model: vocab.json has the piece .*, which is no text; copy it again"):
+        tokenizer.convert(m2m, NAME)
+
+
+def test_an_interrupted_import_is_continued(nllb, tmp_path):
+    """Its files are completed; those of others are never replaced."""
+    found, directory = tokenizer.convert(nllb, NAME), tmp_path / "tokenizers"
+    directory.mkdir()
+    (directory / f"{tokenizer.FILE}.partial-17").write_bytes(found.model[:100])
+    tokenizer.write(found, directory, NAME)
+    tokenizer.write(found, directory, NAME)
+    assert Tokenizers.load(directory).source == found
+    (directory / tokenizer.FILE).write_bytes(b"another")
+    with pytest.raises(UserError, match="--input=model: there is another tokenizers/shared.model already; name a new"):
+        tokenizer.write(found, directory, NAME)
+    assert (directory / tokenizer.FILE).read_bytes() == b"another"
+    (directory / "source.model").touch()
+    with pytest.raises(UserError, match="--input=model: there is a tokenizers/source.model already; name a new dir"):
+        tokenizer.check_new(directory, NAME)

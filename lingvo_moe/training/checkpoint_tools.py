@@ -8,7 +8,7 @@ import datetime
 import logging
 import pathlib
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -357,19 +357,23 @@ def check_new_logdir(logdir: str | pathlib.Path):
     _check_new(logdir, "--logdir")
 
 
-def save_imported(logdir: str | pathlib.Path, model: str, found: FileWeights, origin: str):
-    """Writes a new log directory with weights of another program.
+def save_imported(
+    logdir: str | pathlib.Path, model: str, found: FileWeights, origin: str, write_others: Callable[[], None]
+):
+    """Writes a new log directory with weights of another program; the checkpoint comes last, so that none lacks a file.
 
     Args:
       logdir: the log directory to write, `--logdir`.
       model: the registered name.
       found: the weights.
       origin: where they come from, which `checkpoint inspect` shows.
+      write_others: writes the other files of `logdir`, which exists then, and in which nothing else saves meanwhile.
 
     Raises:
       UserError: `logdir` has checkpoints, or cannot be written.
     """
     with _new_checkpoints(logdir, "--logdir") as target:
+        write_others()
         target.save_weights(found.step, model, tree.unflatten(found.theta), origin, found.readers)
 
 

@@ -18,6 +18,7 @@ from lingvo_moe.utils import output_files
 
 FILE = "hyperparameters.json"
 DIRECTORIES = ("corpus", "tokenizers")
+OWN_TOKENIZERS = "tokenizers"  # the directory below the log directory of an imported model
 # Recorded, so that training which resumes with another one can say so; it fits one number of mesh axes.
 LAYOUT = "layout"
 # Where and how long a run computes: each run has its own, like the flags of devices.
@@ -118,11 +119,14 @@ def save(logdir: pathlib.Path, recorded: Recorded):
 
 
 def load(logdir: pathlib.Path) -> Recorded | None:
-    """Reads the file of a log directory; None if there is none. Raises UserError if it cannot be read."""
+    """Reads the file of a log directory; None if there is none. Raises UserError if it cannot be read.
+
+    Tokenizers below a log directory that was moved are found where they are.
+    """
     path = logdir / FILE
     try:
         content = json.loads(path.read_bytes())
-        return Recorded(str(content["model"]), dict(content["hyperparameters"]))
+        return Recorded(str(content["model"]), _with_own_tokenizers(dict(content["hyperparameters"]), logdir))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -132,6 +136,12 @@ def load(logdir: pathlib.Path) -> Recorded | None:
             f"{path}: expected the model and the hyperparameters that training wrote. Restore the file from a copy; or "
             f"remove it, and pass --model with the --set flags of the training."
         ) from None
+
+
+def _with_own_tokenizers(values: dict[str, Any], logdir: pathlib.Path) -> dict[str, Any]:
+    recorded, own = values.get("tokenizers"), logdir / OWN_TOKENIZERS
+    is_moved = isinstance(recorded, str) and os.path.basename(recorded) == own.name and not os.path.isdir(recorded)
+    return {**values, "tokenizers": os.path.abspath(own)} if is_moved and own.is_dir() else values
 
 
 def _differences(own: experiment.Experiment, values: Mapping[str, Any]) -> tuple[str, ...]:

@@ -108,3 +108,17 @@ def test_a_damaged_file_is_an_error_that_names_it(content, pattern, tmp_path):
 def test_no_file(tmp_path):
     """Of log directories of earlier versions, and of those that are not there yet."""
     assert hyperparameters.load(tmp_path) is None and hyperparameters.load(tmp_path / "new") is None
+
+
+def test_own_tokenizers_are_found_where_the_log_directory_was_moved(tmp_path):
+    """An imported model has them below its log directory; others stay where they were."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    (old / "tokenizers").mkdir(parents=True)
+    values = _saved(old, experiment.unchecked(MODEL, [f"tokenizers={old / 'tokenizers'}"])).values
+    assert values["tokenizers"] == str(old / "tokenizers")
+    old.rename(new)
+    moved = hyperparameters.load(new) or pytest.fail("no hyperparameters")
+    assert moved.values == {**values, "tokenizers": str(new / "tokenizers")}
+    hyperparameters.save(new, hyperparameters.of(MODEL, experiment.unchecked(MODEL, ["tokenizers=elsewhere"])))
+    elsewhere = hyperparameters.load(new) or pytest.fail("no hyperparameters")
+    assert elsewhere.values["tokenizers"].endswith("/elsewhere")
