@@ -50,8 +50,12 @@ def check(config: TranslateConfig):
         )
 
 
-def read(path: str) -> Lines | PoCatalog:
-    """Reads a file, or standard input; raises UserError naming a line that is not text, or a catalog that is none."""
+def read(path: str, language: str = "") -> Lines | PoCatalog:
+    """Reads a file, or standard input, to be translated into a language, English if it is empty.
+
+    Raises:
+      UserError: naming a line that is not text, or a catalog that is none.
+    """
     if pathlib.Path(path).suffix.lower() in _PO_SUFFIXES:
-        return PoCatalog(pathlib.Path(path))
+        return PoCatalog(pathlib.Path(path), language)
     return Lines(text_lines.read_lines(path, "sentence"))

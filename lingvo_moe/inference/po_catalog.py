@@ -1,10 +1,12 @@
-"""Gettext catalogs (.po, and templates, .pot) of a program in another language, whose texts become English.
+"""Gettext catalogs (.po, and templates, .pot) of a program, whose texts become English or another language.
 
-The msgid of an entry is translated, and its plural form, too. Entries that have a translation keep it.
+The msgid of an entry is translated, and its plural form, too. Entries that have a translation keep it. The header of a
+catalog says which language its translations are in and which plural forms that has; for English it is rewritten.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -13,13 +15,16 @@ import polib
 from lingvo_moe.data.corpora import catalogs
 
 _FUZZY = "fuzzy"
-_METADATA = {
-    "Language": "en",
+_OF_ENCODING = {
     "MIME-Version": "1.0",
     "Content-Type": "text/plain; charset=UTF-8",
     "Content-Transfer-Encoding": "8bit",
-    "Plural-Forms": "nplurals=2; plural=(n != 1);",
 }
+_FORMS = "Plural-Forms"
+_ENGLISH = {"Language": "en", **_OF_ENCODING, _FORMS: "nplurals=2; plural=(n != 1);"}
+_ENGLISH_FORMS = 2
+_ENGLISH_NAMES = ("", "en", "eng")
+_FORMS_COUNT = re.compile(r"\s*nplurals\s*=\s*([1-9])\s*;")
 
 
 class PoCatalog:
@@ -30,9 +35,17 @@ class PoCatalog:
       line_numbers: where the entry of each begins, from 1.
     """
 
-    def __init__(self, path: Path):
-        """Reads a file; raises UserError if it is no catalog."""
-        self._catalog = catalogs.open_po(path)
+    def __init__(self, path: Path, language: str = ""):
+        """Reads a file.
+
+        Args:
+          path: the file.
+          language: of the translations: `fr` or `fra_Latn`; empty for English.
+
+        Raises:
+          UserError: it is no catalog.
+        """
+        self._catalog, self._language = catalogs.open_po(path), language.strip("_").partition("_")[0]
         # The entry of each sentence, and which of its plural forms, if it has these.
         self._places: list[tuple[polib.POEntry, int | None]] = []
         self.sentences: list[str] = []
@@ -57,14 +70,28 @@ class PoCatalog:
             entry.flags = [flag for flag in entry.flags if flag != _FUZZY]
             entry.msgstr_plural = {}
             entry.previous_msgctxt = entry.previous_msgid = entry.previous_msgid_plural = None  # of a fuzzy one
+        forms = self._complete_header()
         for index, ((entry, form), translation) in enumerate(zip(self._places, translations, strict=True)):
             text = polib.unescape(translation)
             if form is None:
                 entry.msgstr = text
-            else:
-                entry.msgstr_plural[form] = text
-            if index in doubtful and _FUZZY not in entry.flags:
+            else:  # the last one, of the plural, stands for all further forms
+                entry.msgstr_plural |= dict.fromkeys(range(min(form, forms - 1), forms), text)
+            needs_forms = form is not None and forms != _ENGLISH_FORMS
+            if (index in doubtful or needs_forms) and _FUZZY not in entry.flags:
                 entry.flags.append(_FUZZY)
-        self._catalog.metadata.update(_METADATA)
-        self._catalog.metadata_is_fuzzy = False
         return str(self._catalog)
+
+    def _complete_header(self) -> int:
+        """Completes the header, and returns the number of plural forms; one of another language keeps what it says."""
+        header = self._catalog.metadata
+        self._catalog.metadata_is_fuzzy = False
+        if self._language in _ENGLISH_NAMES:
+            header.update(_ENGLISH)
+            return _ENGLISH_FORMS
+        header.update(_OF_ENCODING)
+        header["Language"] = header.get("Language") or self._language
+        found = _FORMS_COUNT.match(header.get(_FORMS, ""))
+        if not found:  # none, or the words that xgettext writes into a template
+            header[_FORMS] = _ENGLISH[_FORMS]
+        return int(found[1]) if found else _ENGLISH_FORMS

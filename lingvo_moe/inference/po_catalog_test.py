@@ -1,4 +1,4 @@
-"""A catalog's texts become English, whatever they hold; reviewed translations and all else stay."""
+"""A catalog's texts become English or another language, whatever they hold; reviewed translations and all else stay."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ msgstr ""
 """
 
 
-def _catalog(tmp_path, text: str, encoding: str = "utf-8") -> PoCatalog:
+def _catalog(tmp_path, text: str, encoding: str = "utf-8", language: str = "") -> PoCatalog:
     path = tmp_path / "de.po"
     path.write_text(text, encoding=encoding)
-    return PoCatalog(path)
+    return PoCatalog(path, language)
 
 
 def test_what_lacks_a_reviewed_translation_is_a_sentence(tmp_path):
@@ -76,6 +76,33 @@ def test_a_template_without_a_header_gets_one(tmp_path):
     """xgettext --omit-header writes none; its encoding is UTF-8."""
     found = polib.pofile(_catalog(tmp_path, 'msgid "Grün"\nmsgstr ""\n').filled(["Green"], ()))
     assert found.metadata["Content-Type"] == "text/plain; charset=UTF-8" and found[0].msgstr == "Green"
+
+
+@pytest.mark.parametrize(
+    "forms, language, expected",
+    [
+        ("nplurals=1; plural=0;", "jpn_Jpan", ["%d files\n"]),
+        ("nplurals=2; plural=(n > 1);", "fra_Latn", ["%d file\n", "%d files\n"]),
+        ("nplurals=3; plural=(n%10==1 ? 0 : 1);", "__ru__", ["%d file\n", "%d files\n", "%d files\n"]),
+    ],
+)
+def test_a_catalog_of_another_language_keeps_its_header(tmp_path, forms, language, expected):
+    """Its language and plural forms; those that English lacks are copies of the plural, and someone must read them."""
+    text = _TEXT.replace("Language: de", "Language: xx").replace("nplurals=1; plural=0;", forms)
+    catalog = _catalog(tmp_path, text.replace("ISO-8859-1", "UTF-8"), language=language)
+    found = polib.pofile(catalog.filled([r"%d file\n", r"%d files\n", "Close", "Yes"], ()))
+    assert found.metadata["Language"] == "xx" and found.metadata["Plural-Forms"] == forms
+    assert [found[0].msgstr_plural[form] for form in sorted(found[0].msgstr_plural)] == expected
+    assert found[0].fuzzy == (len(expected) != 2) and not found[2].fuzzy
+
+
+@pytest.mark.parametrize("header", ["", '"Plural-Forms: nplurals=INTEGER; plural=EXPRESSION;\\n"\n'])
+def test_a_template_is_of_the_language_of_its_translations(tmp_path, header):
+    """Its plural forms are not known, so that English ones stand for them."""
+    text = f'msgid ""\nmsgstr ""\n{header}\nmsgid "Datei"\nmsgid_plural "Dateien"\nmsgstr[0] ""\nmsgstr[1] ""\n'
+    found = polib.pofile(_catalog(tmp_path, text, language="fra_Latn").filled(["fichier", "fichiers"], ()))
+    assert found.metadata["Language"] == "fra" and found.metadata["Plural-Forms"] == "nplurals=2; plural=(n != 1);"
+    assert found[0].msgstr_plural == {0: "fichier", 1: "fichiers"}
 
 
 @given(st.text(st.characters(codec="utf-8"), min_size=1))
