@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 from lingvo_moe.data.corpora.cleaning import ENTITY
@@ -77,12 +78,12 @@ class LineParts(NamedTuple):
         return first + "".join(part for pair in zip(wrapped, others, strict=True) for part in pair)
 
 
-def divide(line: str) -> LineParts:
-    """Divides a line; of a part without words, only digits and decimal points become English."""
+def divide(line: str, numbers_in_english: bool = True) -> LineParts:
+    """Divides a line; of a part without words, only digits and decimal points become English, or nothing."""
     texts, between = [], [""]
     pieces = icu_messages.divide(line)
     for text, copied in zip(pieces[::2], [*pieces[1::2], ""], strict=True):
-        of_text, (first, *others) = _divide_text(text)
+        of_text, (first, *others) = _divide_text(text, in_english if numbers_in_english else str)
         texts += map(_read_number_sign, of_text) if len(pieces) > 1 else of_text
         between[-1] += first
         between += others
@@ -97,7 +98,7 @@ def _read_number_sign(part: Wrapped) -> Wrapped:
     return part._replace(text=part.text.replace(_NUMBER_SIGN, _PRINTF), has_number_sign=True)
 
 
-def _divide_text(line: str) -> LineParts:
+def _divide_text(line: str, translate_numbers: Callable[[str], str]) -> LineParts:
     """Divides a text without ICU arguments; it may have no texts at all."""
     texts, between, pieces, start, end = [], [""], [], 0, 0
     for run in [*_runs(line), None]:
@@ -112,7 +113,7 @@ def _divide_text(line: str) -> LineParts:
             texts.append(text)
             between.append(line[stop:end])
         else:
-            between[-1] += in_english(line[start:stop]) + line[stop:end]
+            between[-1] += translate_numbers(line[start:stop]) + line[stop:end]
         pieces, start = [], end
     if texts and _ends_with_semicolon(texts[-1].text):
         text = texts[-1].text[:-1].rstrip()

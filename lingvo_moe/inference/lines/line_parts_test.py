@@ -106,6 +106,11 @@ def test_numbers_without_words_are_those_of_english():
     assert divide("0,05\t١٢\t1.234,5 %\t10 MB\t1,2,3").between == ["0.05\t12\t1,234.5 %\t10 MB\t1,2,3", ""]
 
 
+def test_numbers_stay_where_translations_are_not_in_english():
+    """French and German write them as the line does."""
+    assert divide("0,05\t١٢\t1.234,5 %", numbers_in_english=False).between == ["0,05\t١٢\t1.234,5 %", ""]
+
+
 @given(st.text("aä1 ;\t\r\\\\ntu%s<>&\u2028Τ", max_size=20))
 def test_every_line_comes_back(line):
     """Its texts have no separators at their ends, so that nothing is lost when they are tidied."""

@@ -111,7 +111,7 @@ class LineReader:
           limit: the largest number of tokens that the model reads, without eos.
           english: that of the target, to find and copy English texts; None to translate them.
           reread_below: the confidence below which texts are read in other ways, too, see `variants`.
-          numbers_in_english: whether numbers that a translation has lost are put in as English writes them.
+          numbers_in_english: whether numbers that are put in, or stand alone, are as English writes them.
         """
         self._tokenizer, self._limit = tokenizer, limit
         self._english, self._reread_below = english, reread_below
@@ -123,7 +123,7 @@ class LineReader:
 
     def lines(self, sentences: Sequence[str]) -> list[Line]:
         """Returns the ways to read each line. Equal parts, which a table has many of, are read once."""
-        divided = [divide(sentence) for sentence in sentences]
+        divided = [divide(sentence, self._numbers_in_english) for sentence in sentences]
         parts = [list(dict.fromkeys(wrapped.text for wrapped in line.texts)) for line in divided]
         plain = {part: Plain.of(part) for part in dict.fromkeys(itertools.chain.from_iterable(parts))}
         originals = [each.text for each in plain.values()]
