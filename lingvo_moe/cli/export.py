@@ -6,6 +6,7 @@ import logging
 import os
 
 from lingvo_moe.cli.run_config import ExportConfig
+from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.experiment import get as get_experiment
@@ -23,6 +24,8 @@ def export(config: ExportConfig):
     name = config.full_name()
     experiment = get_experiment(name, config.assignments, config.device_mesh())
     _check_program(config.program, name, experiment)
+    if config.program == "decode" and config.logdir:
+        _check_language(experiment)
     steps, specs = experiment.steps, experiment.input.specs()
     program = {
         "init": steps.init,
@@ -35,6 +38,13 @@ def export(config: ExportConfig):
     program.save(config.output)
     devices, size = counts.counted(experiment.mesh.size, "device"), counts.file_size(os.path.getsize(config.output))
     _logger.info("%s: %s of %s for %s, %s", config.output, program.name, name, devices, size)
+
+
+def _check_language(experiment: Experiment):
+    """Raises UserError if translations begin with a language, and none is named; only tokenizers that are there say."""
+    if experiment.translates and os.path.isdir(experiment.tokenizers):
+        target = Tokenizers.load(experiment.tokenizers).target
+        target.in_language(experiment.texts.target_language, "input.target_language")
 
 
 def _check_program(program: str, name: str, experiment: Experiment):

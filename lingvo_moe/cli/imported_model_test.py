@@ -91,6 +91,10 @@ def test_training_goes_on_with_it(imported, data: Data, tmp_path, capsys):
             "input.source_language is 'german', which is none of the 202 languages",
         ),
         (
+            ("export", "--logdir={log}", "--devices=1", "--program=decode", "--output={log}/new"),
+            "input.target_language is empty, but the tokenizers have 202 languages",
+        ),
+        (
             ("checkpoint", "convert", "--input={log}/../model", "--logdir={log}"),
             "already has checkpoints; name a new directory",
         ),
