@@ -141,8 +141,9 @@ class TrainInput:
             if state.get(key) != value:
                 raise UserError(
                     f"{resumed}: its {key} is {state.get(key)}, now it is {value}. Give the same corpus, "
-                    f"input.temperature, input.sentence_balance, input.name_substitution, input.seed and input.shards "
-                    f"as before, or start in another --logdir."
+                    f"input.temperature, input.sentence_balance, input.name_substitution, input.seed, "
+                    f"input.source_language, input.target_language and input.shards as before, or start in "
+                    f"another --logdir."
                 )
 
     @property

@@ -209,7 +209,10 @@ def test_state_of_another_stream_is_refused(corpus, tokenizers, train_input):
         with pytest.raises(UserError, match="cannot be resumed: its stream is .*Give the same corpus"):
             other.batches(state)
     two = TrainInput(corpus, tokenizers, dataclasses.replace(_CONFIG, shards=2))
-    with pytest.raises(UserError, match="its shards is 1, now it is 2. Give the same .* input.shards as before"):
+    with pytest.raises(
+        UserError,
+        match="its shards is 1, now it is 2. Give the same .* input.target_language and input.shards as before",
+    ):
         two.batches(state)
     with pytest.raises(UserError, match="what reads the texts .*is not that of before. Give the same --tokenizers"):
         train_input.check({**state, "readers": ["another", "pair"]})

@@ -319,7 +319,10 @@ def _read_model(path: pathlib.Path) -> bytes:
 
 def _read(path: pathlib.Path) -> bytes:
     if not path.parent.is_dir():
-        raise UserError(f"there is no directory of tokenizers {path.parent}; " + _REMEDY.format(path.parent))
+        raise UserError(
+            f"there is no directory of tokenizers {path.parent}; name one with --tokenizers, or "
+            + _REMEDY.format(path.parent)
+        )
     try:
         return path.read_bytes()
     except OSError as error:

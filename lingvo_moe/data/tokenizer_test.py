@@ -141,7 +141,8 @@ def test_plain_use_does_not_import_tensorflow(directory):
 def test_missing_files_are_errors_with_the_remedy(copy, tmp_path):
     """The error has the command that trains a tokenizer."""
     with pytest.raises(
-        UserError, match="there is no directory of tokenizers .*nowhere.*tools.train_tokenizer .*output=.*nowhere"
+        UserError,
+        match="no directory .*nowhere; name one with --tokenizers, or train .*tools.train_tokenizer .*output=.*nowhere",
     ):
         Tokenizers.load(tmp_path / "nowhere")
     (copy / "target.model").unlink()
