@@ -151,6 +151,13 @@ def _convert(config: CheckpointConfig):
         _to_safetensors(config, config.output)
     elif config.input and not config.output and os.path.isdir(config.input):
         _from_directory(config, pathlib.Path(config.input))
+    elif (
+        config.input and not config.output and not (os.path.exists(config.input) or config.input.endswith(tools.SUFFIX))
+    ):
+        raise UserError(
+            f"--input={config.input}: there is no such file or directory; expected FILE.safetensors, or the directory "
+            f"of a model in Hugging Face's format."
+        )
     elif config.input and not config.output:
         _from_safetensors(config, config.input)
     else:

@@ -98,6 +98,14 @@ def test_training_goes_on_with_it(imported, data: Data, tmp_path, capsys):
             ("checkpoint", "convert", "--input={log}/../model", "--logdir={log}"),
             "already has checkpoints; name a new directory",
         ),
+        (
+            ("checkpoint", "convert", "--input={log}/nowhere", "--logdir={log}/new"),
+            "--input=.*nowhere: there is no such file or directory; expected FILE.safetensors, or the directory",
+        ),
+        (
+            ("checkpoint", "convert", "--input={log}/../model/model-00001-of-00004.safetensors", "--logdir={log}/new"),
+            "its metadata lacks format.*A model in Hugging Face's format is imported by the name of its directory",
+        ),
         (("checkpoint", "convert", "--input={log}", "--logdir={log}/new"), "cannot read config.json .No such file"),
         (
             ("checkpoint", "convert", "--input={log}/../model", "--logdir={log}/new", "--dtype=int8"),

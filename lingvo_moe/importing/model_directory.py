@@ -93,6 +93,10 @@ def tensors(directory: pathlib.Path, name: str) -> Iterator[Tensors]:
         files: dict[str, safetensors.safe_open] = {}
         for file, names in _names_by_file(directory, name).items():
             try:
+                (directory / file).open("rb").close()  # the library does not say why it cannot read a file
+            except OSError as error:
+                raise UserError(f"{name}: cannot read {file} ({error.strerror}); copy it, too.") from None
+            try:
                 by_file[file] = stack.enter_context(safetensors.safe_open(directory / file, "numpy"))
             except (safetensors.SafetensorError, OSError) as error:
                 raise UserError(

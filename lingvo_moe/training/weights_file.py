@@ -57,7 +57,7 @@ def facts(name: str, opened: safetensors.safe_open) -> Facts:
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise UserError(
             f"{name}: its metadata lacks format, model or step; expected a file that `checkpoint convert --output` "
-            f"wrote."
+            f"wrote. A model in Hugging Face's format is imported by the name of its directory."
         ) from None
     if version != FORMAT:
         raise UserError(f"{name}: format {version!r}; this program knows {FORMAT}.")
