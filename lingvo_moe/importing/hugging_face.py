@@ -17,9 +17,9 @@ from lingvo_moe import experiment as experiments
 from lingvo_moe import overrides, registry
 from lingvo_moe.data.tokenizer import Tokenizer
 from lingvo_moe.errors import UserError
-from lingvo_moe.experiment import Experiment
 from lingvo_moe.importing import model_directory, tokenizer, weights
 from lingvo_moe.importing.model_directory import CONFIG
+from lingvo_moe.models.translation import Translation
 
 _FAMILIES = ("m2m100", "nllb")
 _DENSE, _SPARSE = "m2m_100", "nllb-moe"  # NLLB-200 without experts is of the class of M2M-100
@@ -60,16 +60,16 @@ def read(directory: pathlib.Path, name: str) -> Imported:
             f"{name}: {CONFIG} has model_type {kind!r}; expected {_DENSE} (M2M-100, NLLB-200) or {_SPARSE} (NLLB-MoE)."
         )
     fields = _Fields(config, name)
-    registered, own, settings = fields.closest()
+    registered, model, settings = fields.closest()
     converted = tokenizer.convert(directory, name)
-    if (pieces := converted.vocabulary_size) > (size := own.model.source_vocabulary):
+    if (pieces := converted.vocabulary_size) > (size := model.source_vocabulary):
         raise UserError(
             f"{name}: the tokenizer has {pieces} pieces, but {CONFIG} has vocab_size {size}, so they are of two "
             f"models; copy the files again."
         )
     with model_directory.tensors(directory, name) as tensors:
         names = weights.SPARSE if kind == _SPARSE else weights.DENSE
-        theta = weights.Weights(own.model, tensors, names, fields.expert_scale).read(name)
+        theta = weights.Weights(model, tensors, names, fields.expert_scale).read(name)
     return Imported(registered, settings, theta, converted)
 
 
@@ -90,7 +90,7 @@ class _Fields:
             raise self._wrong("moe_token_dropout", "a share below 1")
         return 1.0 - dropped
 
-    def closest(self) -> tuple[str, Experiment, tuple[str, ...]]:
+    def closest(self) -> tuple[str, Translation, tuple[str, ...]]:
         """See `_closest`; raises UserError for fields with which there is no model."""
         fields = self._model()
         try:
@@ -150,8 +150,8 @@ class _Fields:
         return UserError(f"{self._name}: {CONFIG} has {field} {self._config.get(field)!r}; expected {expected}.")
 
 
-def _closest(fields: Mapping[str, Any]) -> tuple[str, Experiment, tuple[str, ...]]:
-    """Returns the registered model that differs in the fewest fields, its experiment with these fields, and these.
+def _closest(fields: Mapping[str, Any]) -> tuple[str, Translation, tuple[str, ...]]:
+    """Returns the registered model that differs in the fewest fields, its model with these fields, and these.
 
     One with experts if the fields have some, and one without otherwise.
     """
@@ -164,4 +164,6 @@ def _closest(fields: Mapping[str, Any]) -> tuple[str, Experiment, tuple[str, ...
             found.append((is_other_kind, len(changed), registered, changed))
     *_, name, changed = min(found, key=lambda each: each[:3])
     settings = tuple(f"model.{field}={overrides.text(value)}" for field, value in changed.items())
-    return name, experiments.unchecked(name, settings), settings
+    model = experiments.unchecked(name, settings).model
+    assert isinstance(model, Translation)  # as all of _FAMILIES
+    return name, model, settings
