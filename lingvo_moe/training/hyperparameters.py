@@ -121,7 +121,7 @@ def save(logdir: pathlib.Path, recorded: Recorded):
 def load(logdir: pathlib.Path) -> Recorded | None:
     """Reads the file of a log directory; None if there is none. Raises UserError if it cannot be read.
 
-    Tokenizers below a log directory that was moved are found where they are.
+    Tokenizers below a log directory that was moved or copied are found where they are.
     """
     path = logdir / FILE
     try:
@@ -139,9 +139,13 @@ def load(logdir: pathlib.Path) -> Recorded | None:
 
 
 def _with_own_tokenizers(values: dict[str, Any], logdir: pathlib.Path) -> dict[str, Any]:
+    """Returns `values` with the tokenizers below `logdir` in the place of those below where it was."""
     recorded, own = values.get("tokenizers"), logdir / OWN_TOKENIZERS
-    is_moved = isinstance(recorded, str) and os.path.basename(recorded) == own.name and not os.path.isdir(recorded)
-    return {**values, "tokenizers": os.path.abspath(own)} if is_moved and own.is_dir() else values
+    if not isinstance(recorded, str) or os.path.basename(recorded) != own.name or not own.is_dir():
+        return values
+    # Another log directory may have been made there meanwhile.
+    are_of_logdir = not os.path.isdir(recorded) or os.path.isfile(os.path.join(os.path.dirname(recorded), FILE))
+    return {**values, "tokenizers": os.path.abspath(own)} if are_of_logdir else values
 
 
 def _differences(own: experiment.Experiment, values: Mapping[str, Any]) -> tuple[str, ...]:

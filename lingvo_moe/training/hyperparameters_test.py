@@ -119,6 +119,10 @@ def test_own_tokenizers_are_found_where_the_log_directory_was_moved(tmp_path):
     old.rename(new)
     moved = hyperparameters.load(new) or pytest.fail("no hyperparameters")
     assert moved.values == {**values, "tokenizers": str(new / "tokenizers")}
+    (old / "tokenizers").mkdir(parents=True)
+    assert hyperparameters.load(new) == moved._replace(values=values)  # no log directory: somebody's tokenizers
+    (old / hyperparameters.FILE).touch()
+    assert hyperparameters.load(new) == moved
     hyperparameters.save(new, hyperparameters.of(MODEL, experiment.unchecked(MODEL, ["tokenizers=elsewhere"])))
     elsewhere = hyperparameters.load(new) or pytest.fail("no hyperparameters")
     assert elsewhere.values["tokenizers"].endswith("/elsewhere")
