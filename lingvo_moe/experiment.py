@@ -384,7 +384,7 @@ class Experiment:
             pieces of two, or one has pieces for languages and `input` names none of them, or the reverse.
         """
         tokenizers = Tokenizers.load_for(self.model.vocabularies, self.tokenizers)
-        tokenizers = tokenizers.in_languages(self.texts.source_language, self.texts.target_language)
+        tokenizers = tokenizers.in_languages(self.texts.languages)
         tables = tied.tied_tables if (tied := self.tied_model) else {}
         if len(set(tables.values())) < len(tables) and not tokenizers.is_shared:
             raise UserError(

@@ -37,7 +37,7 @@ def imported(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture
 def lines(tmp_path) -> str:
-    (tmp_path / "in.txt").write_text("Das Brot ist nass.\n\nWo ist der Garten?\n")
+    (tmp_path / "in.txt").write_text("Das Brot ist nass.\n\n1.234,5\n")
     return f"--input={tmp_path / 'in.txt'}"
 
 
@@ -52,8 +52,8 @@ def test_it_translates_between_any_two_languages(imported, lines, capsys):
     french = ("--source_language=deu_Latn", "--target_language=fra_Latn")
     assert _run("translate", f"--logdir={imported}", *_FAST, *french, lines) == 0
     into_french = capsys.readouterr().out.splitlines()
-    assert len(into_english) == len(into_french) == 3 and into_english[1] == "" != into_english[0]
-    assert into_english != into_french
+    assert len(into_english) == len(into_french) == 3 and into_english[1] == "" != into_english[0] != into_french[0]
+    assert (into_english[2], into_french[2]) == ("1,234.5", "1.234,5"), "numbers are those of the target language"
 
 
 def test_it_is_inspected_and_verified_like_others(imported, capsys):

@@ -190,9 +190,19 @@ class InputConfig(BatchConfig):
     def open_readers(self, corpus: str | pathlib.Path, tokenizers: str | pathlib.Path) -> Readers:
         """Opens what reads the sides of a corpus's pairs; raises UserError if it is missing or corrupt."""
         del corpus  # its texts are the input
-        loaded = Tokenizers.load(tokenizers).in_languages(self.source_language, self.target_language)
+        loaded = Tokenizers.load(tokenizers).in_languages(self.languages)
         of_sides = {side: getattr(loaded, side) for side in self.lengths}
-        return Readers(of_sides, tuple(sha256(getattr(loaded, side).model) for side in SIDES))
+        return Readers(of_sides, self.identities(tokenizers))
+
+    @property
+    def languages(self) -> dict[str, str]:
+        """The languages of the texts, by side."""
+        return {side: getattr(self, f"{side}_language") for side in self.lengths}
+
+    def identities(self, tokenizers: str | pathlib.Path) -> tuple[str, ...]:
+        """Returns `Readers.identities`, whatever the languages; raises UserError as `Tokenizers.load`."""
+        loaded = Tokenizers.load(tokenizers)
+        return tuple(sha256(getattr(loaded, side).model) for side in SIDES)
 
 
 def default_shards(mesh: DeviceMesh, layout: str = AUTO) -> int:

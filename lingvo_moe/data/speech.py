@@ -107,10 +107,17 @@ class SpeechInput(InputConfig):
     def open_readers(self, corpus: str | Path, tokenizers: str | Path) -> Readers:
         """See `InputConfig`; the source is recordings."""
         target = Tokenizers.load(tokenizers).target
-        return Readers(
-            {"source": RecordingReader(Path(corpus), self.features), "target": target},
-            (repr(self.features), sha256(target.model)),
-        )
+        by_side = {"source": RecordingReader(Path(corpus), self.features), "target": target}
+        return Readers(by_side, self.identities(tokenizers))
+
+    @property
+    def languages(self) -> dict[str, str]:
+        """See `InputConfig`; recordings and their transcripts have none."""
+        return {}
+
+    def identities(self, tokenizers: str | Path) -> tuple[str, ...]:
+        """See `InputConfig`."""
+        return repr(self.features), sha256(Tokenizers.load(tokenizers).target.model)
 
 
 class RecordingRows(ArrayRows):

@@ -122,8 +122,8 @@ class Tokenizer:
         names = counted(len(known), "language")
         if not language and known:
             raise UserError(
-                f"{field} is empty, but the tokenizers have {names}, of which each text begins with one: set it to "
-                f"one of {_shown(known)}."
+                f"{field} is empty, but the tokenizers have {names}, of which each text begins with one. Pass "
+                f"--set={field}=NAME (`translate` has a flag for it) with one of {_shown(known)}."
             )
         if language and not known:
             raise UserError(f"{field} is {language!r}, but the tokenizers have no languages; leave it out.")
@@ -197,7 +197,7 @@ class Tokenizers:
 
     Attributes:
       source: multilingual.
-      target: English.
+      target: English; of imported ones, the same as the source's.
       manifest: the contents of tokenizer.json.
     """
 
@@ -223,13 +223,13 @@ class Tokenizers:
         source, target = (_load_verified(directory / manifest[side]["file"], manifest[side]) for side in SIDES)
         return cls(source, target, manifest)
 
-    def in_languages(self, source: str, target: str) -> Tokenizers:
-        """Returns the tokenizers of texts in two languages; see `Tokenizer.in_language`."""
-        return dataclasses.replace(
-            self,
-            source=self.source.in_language(source, "input.source_language"),
-            target=self.target.in_language(target, "input.target_language"),
-        )
+    def in_languages(self, languages: Mapping[str, str]) -> Tokenizers:
+        """Returns the tokenizers of texts in these languages, by side; see `Tokenizer.in_language`."""
+        of_sides = {
+            side: getattr(self, side).in_language(language, f"input.{side}_language")
+            for side, language in languages.items()
+        }
+        return dataclasses.replace(self, **of_sides)
 
     @classmethod
     def load_for(cls, vocabularies: Mapping[str, int], directory: str | pathlib.Path) -> Tokenizers:

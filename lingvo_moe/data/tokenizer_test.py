@@ -280,7 +280,7 @@ def test_languages_have_one_or_another_form(multilingual):
 @pytest.mark.parametrize(
     "language, message",
     [
-        ("", "f is empty, but the tokenizers have 3 languages, .* set it to one of deu_Latn, en, fra_Latn"),
+        ("", "f is empty, but the tokenizers have 3 languages, .* with one of deu_Latn, en, fra_Latn"),
         ("fra_Latin", "f is 'fra_Latin', which is none of the 3 languages .* Did you mean fra_Latn"),
         ("<s>", "f is '<s>', which is none of"),
     ],
@@ -292,6 +292,6 @@ def test_an_unknown_language_is_an_error(multilingual, language, message):
 
 
 def test_a_language_of_tokenizers_without_languages_is_an_error(tokenizers):
-    assert tokenizers.in_languages("", "") == tokenizers
+    assert tokenizers.in_languages({"source": "", "target": ""}) == tokenizers
     with pytest.raises(UserError, match="input.source_language is 'fr', but the tokenizers have no languages; leave"):
-        tokenizers.in_languages("fr", "")
+        tokenizers.in_languages({"source": "fr"})

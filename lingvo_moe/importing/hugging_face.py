@@ -25,7 +25,14 @@ _FAMILIES = ("m2m100", "nllb")
 _DENSE, _SPARSE = "m2m_100", "nllb-moe"  # NLLB-200 without experts is of the class of M2M-100
 _SIDES = ("encoder", "decoder")
 # What the models of these types must have, to be computed by our layers.
-_REQUIRED = {"activation_function": "relu", "scale_embedding": True, "tie_word_embeddings": True, "router_bias": False}
+_REQUIRED = {
+    "activation_function": "relu",
+    "scale_embedding": True,
+    "tie_word_embeddings": True,
+    "router_bias": False,
+    "moe_eval_capacity_token_fraction": 1.0,
+    "second_expert_policy": "all",
+}
 
 
 class Imported(NamedTuple):

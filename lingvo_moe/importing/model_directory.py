@@ -47,9 +47,9 @@ class Tensors:
       size: the number of values of all tensors.
     """
 
-    def __init__(self, name: str, directory: pathlib.Path, files: Mapping[str, safetensors.safe_open]):
+    def __init__(self, name: str, files: Mapping[str, safetensors.safe_open]):
         """Reads the shapes; use `tensors`."""
-        self._name, self._directory, self._files = name, directory, files
+        self._name, self._files = name, files
         self.shapes = {tensor: tuple(opened.get_slice(tensor).get_shape()) for tensor, opened in self._files.items()}
         self.size = sum(map(math.prod, self.shapes.values()))
 
@@ -106,7 +106,7 @@ def tensors(directory: pathlib.Path, name: str) -> Iterator[Tensors]:
             if missing := sorted(set(names) - there):
                 raise UserError(f"{name}: {_INDEX} has {missing[0]} in {file}, where it is not; copy the files again.")
             files |= dict.fromkeys(names or there, by_file[file])
-        yield Tensors(name, directory, files)
+        yield Tensors(name, files)
 
 
 def _names_by_file(directory: pathlib.Path, name: str) -> dict[str, list[str]]:

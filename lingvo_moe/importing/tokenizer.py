@@ -50,41 +50,56 @@ def convert(directory: pathlib.Path, name: str) -> Tokenizer:
       UserError: a file is missing or corrupt, or it is the tokenizer of a model of another kind.
     """
     model = _read_pieces(directory, name)
-    pieces, missing = {piece.piece: piece for piece in model.pieces[len(_FIRST) :]}, []
-    if (directory / _VOCABULARY).exists():
-        ids = _read_vocabulary(directory, name)
-        by_id = {number: pieces.get(text) or _piece(text, "UNUSED") for text, number in ids.items()}
-        missing = [text for text in pieces if text not in ids and len(text) > 1]
-    else:
-        by_id = dict(enumerate(pieces.values(), start=_FAIRSEQ["unk"] + 1))
-    if not by_id:
-        raise UserError(f"{name}: {_PIECES} has no pieces besides {_FIRST}; copy it again.")
+    pieces = {piece.piece: piece for piece in model.pieces[len(_FIRST) :]}
+    by_id, missing = _pieces_by_id(pieces, directory, name)
     added = _added(directory, name, first=max(by_id) + 1)
+    _check_ids(added, by_id, name)
+    by_id |= {number: _piece(text, "UNUSED" if text == _MASK else "CONTROL") for number, text in added.items()}
+    by_id |= {number: _piece(_NAMES[special], "CONTROL") for special, number in SPECIAL_IDS.items()}
+    by_id[SPECIAL_IDS["unk"]] = _piece(_NAMES["unk"], "UNKNOWN")
+    ours = [by_id.get(number) or _piece(f"<unused {number}>", "UNUSED") for number in range(max(by_id) + 1)] + missing
+    if twice := [text for text, count in collections.Counter(piece.piece for piece in ours).items() if count > 1]:
+        raise UserError(f"{name}: {twice[0]!r} is a piece of {_PIECES} and a token of the JSON files; copy them again.")
+    tokenizer = Tokenizer(_with_pieces(model, ours))
+    tokenizer.check(directory / _PIECES)
+    if not tokenizer.languages:
+        raise UserError(f"{name}: its tokenizer has no languages; expected that of M2M-100, NLLB-200 or NLLB-MoE.")
+    return tokenizer
+
+
+def _pieces_by_id(pieces: dict[str, Any], directory: pathlib.Path, name: str) -> tuple[dict[int, Any], list[Any]]:
+    """Returns the pieces by id, and unused ones for those without an id."""
+    if not pieces:
+        raise UserError(f"{name}: {_PIECES} has no pieces besides {_FIRST}; copy it again.")
+    if not (directory / _VOCABULARY).exists():
+        return dict(enumerate(pieces.values(), start=_FAIRSEQ["unk"] + 1)), []
+    ids = _read_vocabulary(directory, name)
+    by_id = {number: pieces.get(text) or _piece(text, "UNUSED") for text, number in ids.items()}
+    without = [text for text in pieces if text not in ids and len(text) > 1]
+    return by_id, [_piece(text, "UNUSED", pieces[text].score) for text in without]
+
+
+def _check_ids(added: dict[int, str], by_id: dict[int, Any], name: str):
+    """Raises UserError for tokens with ids of pieces, or far from these."""
     if wrong := sorted(added.keys() & by_id.keys()):
         raise UserError(
             f"{name}: the id {wrong[0]} is that of {added[wrong[0]]!r} and of the piece {by_id[wrong[0]].piece!r}; "
             f"{_PIECES} and the JSON files are not of the same model."
         )
-    if (most := max([*by_id, *added])) > len(by_id) + len(added) + _MOST_UNUSED or min(added, default=0) < 0:
+    least, most = min([*by_id, *added]), max([*by_id, *added])
+    if least < 0 or most > len(by_id) + len(added) + _MOST_UNUSED:
         raise UserError(f"{name}: the JSON files have ids from {min(added)} to {most}; copy them again.")
-    by_id |= {number: _piece(text, "UNUSED" if text == _MASK else "CONTROL") for number, text in added.items()}
-    by_id |= {number: _piece(_NAMES[special], "CONTROL") for special, number in SPECIAL_IDS.items()}
-    by_id[SPECIAL_IDS["unk"]] = _piece(_NAMES["unk"], "UNKNOWN")
-    ours = [by_id.get(number) or _piece(f"<unused {number}>", "UNUSED") for number in range(max(by_id) + 1)]
-    ours += [_piece(text, "UNUSED", pieces[text].score) for text in missing]
-    if twice := [text for text, count in collections.Counter(piece.piece for piece in ours).items() if count > 1]:
-        raise UserError(f"{name}: {twice[0]!r} is a piece of {_PIECES} and a token of the JSON files; copy them again.")
+
+
+def _with_pieces(model: Any, pieces: list[Any]) -> bytes:
+    """Returns the SentencePiece model with other pieces, which begin with ours of special ids."""
     del model.pieces[:]
-    model.pieces.extend(ours)
+    model.pieces.extend(pieces)
     for special, number in SPECIAL_IDS.items():
         setattr(model.trainer_spec, f"{special}_id", number)
         setattr(model.trainer_spec, f"{special}_piece", _NAMES[special])
-    model.trainer_spec.vocab_size = len(model.pieces)
-    tokenizer = Tokenizer(model.SerializeToString(deterministic=True))
-    tokenizer.check(directory / _PIECES)
-    if not tokenizer.languages:
-        raise UserError(f"{name}: its tokenizer has no languages; expected that of M2M-100, NLLB-200 or NLLB-MoE.")
-    return tokenizer
+    model.trainer_spec.vocab_size = len(pieces)
+    return model.SerializeToString(deterministic=True)
 
 
 def write(tokenizer: Tokenizer, directory: pathlib.Path, name: str):
@@ -93,7 +108,7 @@ def write(tokenizer: Tokenizer, directory: pathlib.Path, name: str):
     Raises:
       UserError: which begins with `name`; the directory has other files, or nothing can be written there.
     """
-    entry = {"file": FILE, "sha256": sha256(tokenizer.model), "vocabulary": tokenizer.vocabulary_size}
+    entry = {"file": FILE, "sha256": sha256(tokenizer.model), "vocabulary_size": tokenizer.vocabulary_size}
     manifest = json.dumps({"ids": SPECIAL_IDS, **dict.fromkeys(SIDES, entry)}, indent=1) + "\n"
     files = {directory / FILE: tokenizer.model, directory / MANIFEST: manifest.encode()}
     check_new(directory, name)

@@ -126,7 +126,9 @@ class Weights:
         value = np.empty(shape, np.float32)
         for expert in range(shape[0]):
             value[expert] = self._projection(f"{owner}experts.expert_{expert}.", weight, shape[1:])
-        return value * self._expert_scale if weight.startswith("wo") else value
+        if weight.startswith("wo"):
+            value *= np.float32(self._expert_scale)  # in place: those of the largest model have 51 GB
+        return value
 
     def _projection(self, owner: str, weight: str, shape: tuple[int, ...]) -> np.ndarray:
         """A matrix or a bias of a linear layer: `wi` or `wi_bias`, for instance."""

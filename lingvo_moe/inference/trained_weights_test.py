@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe import experiment, tree
-from lingvo_moe.data.batching import InputConfig, Readers
+from lingvo_moe.data.batching import InputConfig
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference.trained_weights import trained_weights
 from lingvo_moe.steps import weight_specs
@@ -47,10 +47,10 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, value):
 def test_weights_alone_are_not_read_by_other_tokenizers(tmp_path, monkeypatch):
     """An average or a converted file says which it was trained with, as training's checkpoints do."""
     _save(tmp_path, 0, ["x", "y"])
-    monkeypatch.setattr(InputConfig, "open_readers", lambda *_: Readers({}, ("x", "y")))
+    monkeypatch.setattr(InputConfig, "identities", lambda *_: ("x", "y"))
     with trained_weights(NAME, CONFIG, tmp_path):
         pass
-    monkeypatch.setattr(InputConfig, "open_readers", lambda *_: Readers({}, ("x", "z")))
+    monkeypatch.setattr(InputConfig, "identities", lambda *_: ("x", "z"))
     refused = pytest.raises(UserError, match=f"--tokenizers=.*: not the tokenizers that {tmp_path} was trained with")
     with refused, trained_weights(NAME, CONFIG, tmp_path):
         pass

@@ -20,10 +20,12 @@ BATCH, LENGTH, MODEL, HIDDEN = 2, 5, 8, 16
 # Elements are about 1; some ten products over 8 and 16 in a row, summed in another order.
 TOLERANCE = 64 * harness.FLOAT32_ROUNDING
 
+EPSILON = 0.1  # large enough to be missed
 LAYER = ConformerLayer(
     attention=RelativeAttention(model_dim=MODEL, num_heads=2, head_dim=4),
     feed_forward=DenseFeedForward(model_dim=MODEL, hidden_dim=HIDDEN, activation="swish"),
-    convolution=ConvolutionModule(model_dim=MODEL, kernel_size=3),
+    convolution=ConvolutionModule(model_dim=MODEL, kernel_size=3, norm_epsilon=EPSILON),
+    norm_epsilon=EPSILON,
 )
 RANDOM = np.random.default_rng(0)
 INPUTS = RANDOM.normal(size=(BATCH, LENGTH, MODEL)).astype(np.float32)
@@ -41,7 +43,7 @@ def theta_of(layer: ConformerLayer) -> dict:
 
 def normalised(theta: dict, inputs: np.ndarray) -> np.ndarray:
     centred = inputs - inputs.mean(-1, keepdims=True)
-    return centred / np.sqrt(inputs.var(-1, keepdims=True) + 1e-6) * theta["scale"].numpy() + theta["bias"].numpy()
+    return centred / np.sqrt(inputs.var(-1, keepdims=True) + EPSILON) * theta["scale"].numpy() + theta["bias"].numpy()
 
 
 def fed(theta: dict, inputs: np.ndarray) -> np.ndarray:

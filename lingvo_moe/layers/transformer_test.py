@@ -56,6 +56,19 @@ def call(layer, inputs: dict, context: Context = Context()) -> tuple[tf.Tensor, 
     return layer(inputs["theta"], inputs["inputs"], inputs["memory"], masks_of(), context)
 
 
+def test_the_epsilon_is_that_of_every_normalisation():
+    """With a huge one, sublayers without biases read and add nothing, and the outputs are the scaled inputs."""
+    inputs = inputs_of(STACK)
+    inputs["memory"][:] = 0.0  # which is normalised in the encoder
+    for path, weight in tree.flatten(inputs["theta"]).items():
+        if "norm/" in path:
+            weight[:] = path.endswith("scale")
+    layers = tuple(dataclasses.replace(layer, norm_epsilon=1e12) for layer in STACK.period)
+    outputs, _ = call(dataclasses.replace(STACK, period=layers), eager(inputs))
+    centred = inputs["inputs"] - inputs["inputs"].mean(axis=-1, keepdims=True)
+    np.testing.assert_allclose(1e6 * outputs.numpy(), centred, atol=1e-4)
+
+
 def eager(inputs: dict) -> dict:
     return tree.map_leaves(tf.constant, inputs)
 
@@ -182,11 +195,12 @@ def test_the_encoders_outputs_are_projected_as_in_training(platform, monkeypatch
     inputs = eager(inputs_of(DENSE_STACK))
     stack = dataclasses.replace(DENSE_STACK, unroll=False)
     caches = stack.start(stack.unstack(inputs["theta"], context), BATCH, LENGTH, context, inputs["memory"])
-    found = caches["part_0"]["layer_0"]
+    names = ("memory_keys", "memory_values")
+    found = {name: tf.concat([part["layer_0"][name] for part in caches.values()], axis=0) for name in names}
     for repeat in range(stack.repeats):
         theta = tree.map_leaves(lambda w, i=repeat: w[i], inputs["theta"]["layer_0"]["cross_attention"])
         keys, values = ATTENTION.keys_values(theta, inputs["memory"], context)
-        of_layer = (found[name][repeat].numpy() for name in ("memory_keys", "memory_values"))
+        of_layer = (found[name][repeat].numpy() for name in names)
         for cached, logical_axes, projected in zip(of_layer, CACHED_AXES, (keys, values)):
             expected = tf.einsum(f"BLND->{logical_axes}", projected)
             np.testing.assert_allclose(cached, expected, rtol=0, atol=TOLERANCE, err_msg=logical_axes)

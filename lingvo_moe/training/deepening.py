@@ -19,7 +19,7 @@ from lingvo_moe.errors import UserError
 # Factor of the last weight of each sublayer of a new layer. Not zero: Adafactor's updates are relative to the size of a
 # weight.
 _OUTPUT_SCALE = 0.25
-_OUTPUTS = ("output", "wo")
+_OUTPUTS = ("output", "output_bias", "wo", "wo_bias")
 _STACKED = re.compile(r"(?P<stack>[^/]+)/(?P<layer>layer_\d+)/(?P<name>.+)")
 
 

@@ -8,7 +8,8 @@ import pytest
 from lingvo_moe.errors import UserError
 from lingvo_moe.training.deepening import deepen
 
-_DENSE, _MOE = {"attention/output": (2, 3), "wi": (3, 4), "wo": (4, 3)}, {"attention/output": (2, 3), "wo": (2, 4, 3)}
+_DENSE = {"attention/output": (2, 3), "attention/output_bias": (3,), "wi": (3, 4), "wi_bias": (4,), "wo": (4, 3)}
+_MOE = {"attention/output": (2, 3), "wo": (2, 4, 3), "wo_bias": (2, 3)}
 
 
 def _shapes(stack: str, period: list[dict], repeats: int) -> dict[str, tuple[int, ...]]:
@@ -35,7 +36,7 @@ def test_new_layers_are_copies_whose_outputs_are_a_quarter():
     new = deepen(old, _shapes("encoder", [_DENSE, _DENSE, _MOE], 2))
     for name in _DENSE:
         (value,) = old[f"encoder/layer_0/{name}"]
-        copy = value if name == "wi" else value / 4
+        copy = value if name.startswith("wi") else value / 4
         np.testing.assert_array_equal(new[f"encoder/layer_0/{name}"], [value, copy])
         np.testing.assert_array_equal(new[f"encoder/layer_1/{name}"], [copy, copy])
     for name in _MOE:

@@ -25,5 +25,4 @@ def same_readers(experiment: Experiment, readers: Sequence[str] | None, tokenize
     """
     if readers is None or not read_tokens(experiment):
         return True
-    opened = experiment.texts.open_readers(experiment.corpus, tokenizers or experiment.tokenizers)
-    return list(readers) == list(opened.identities)
+    return list(readers) == list(experiment.texts.identities(tokenizers or experiment.tokenizers))

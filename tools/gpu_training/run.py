@@ -152,7 +152,7 @@ class Run:
         self._log_file = log
         facts = read_facts(given.directory)
         Tokenizers.load_for(facts.vocabularies, given.tokenizers)
-        self._readers = list(facts.config.open_readers(given.corpus, given.tokenizers).identities)
+        self._readers = list(facts.config.identities(given.tokenizers))
         self._model, self._config, self._schedule = facts.model, facts.config, facts.schedule
         self._check_steps()
         held_out = EvalInput(given.corpus, given.tokenizers, self._config, max_pairs=given.max_pairs)

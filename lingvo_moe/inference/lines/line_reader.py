@@ -114,6 +114,7 @@ class LineReader:
           numbers_in_english: whether numbers that are put in, or stand alone, are as English writes them.
         """
         self._tokenizer, self._limit = tokenizer, limit
+        self._pieces = dataclasses.replace(tokenizer, language="")  # of words, which begin with no language
         self._english, self._reread_below = english, reread_below
         self._numbers_in_english = numbers_in_english
 
@@ -128,8 +129,8 @@ class LineReader:
         plain = {part: Plain.of(part) for part in dict.fromkeys(itertools.chain.from_iterable(parts))}
         originals = [each.text for each in plain.values()]
         framed = [
-            frame._replace(text=without_accelerator(frame.text, self._tokenizer))
-            for frame in take_out([tidy(original) for original in originals], self._tokenizer)
+            frame._replace(text=without_accelerator(frame.text, self._pieces))
+            for frame in take_out([tidy(original) for original in originals], self._pieces)
         ]
         read = dict(zip(plain, self._copied_or_read(originals, framed), strict=True))
         return [

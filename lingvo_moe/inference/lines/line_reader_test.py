@@ -186,6 +186,24 @@ def test_a_line_with_a_placeholder_has_a_fallback():
     assert [each.text for each in read.translations(known)] == ["www.a.de: see %s"]
 
 
+class _Multilingual(Tokenizer):
+    """A piece for each word and each `_`, after that of the language, if there is one."""
+
+    def encode(self, texts):
+        sizes = (len(text.replace("_", " ").split()) + text.count("_") + bool(self.language) for text in texts)
+        return [np.zeros(size, np.int32) for size in sizes]
+
+    def has_pieces_for(self, text):
+        return True
+
+
+@pytest.mark.parametrize("language", ["", "fra_Latn"])
+def test_the_piece_of_a_language_is_no_piece_of_a_word(language):
+    """Two words have three of them together, but are not fewer pieces as one word: the mark is no accelerator."""
+    (line,) = LineReader(_Multilingual(b"", language), 12).lines(["The garden_cold is here today and now"])
+    assert line.inputs == ["The garden_cold is here today and now"]
+
+
 @pytest.mark.parametrize("in_english, number", [(True, "1,234.5"), (False, "1.234,5")])
 def test_a_number_is_put_into_english_alone_as_english_writes_it(in_english, number):
     """A model that translates into other languages keeps it as it is."""
