@@ -58,7 +58,9 @@ class BeamSearch:
 
     def __post_init__(self):
         counts = dict.fromkeys(("beam_size", "max_length"), COUNT)
-        ids = dict.fromkeys(("bos_id", "eos_id", *(["first_id"] if self.first_id is not None else [])), COUNT_OR_0)
+        ids = {"bos_id": COUNT_OR_0, "eos_id": COUNT_OR_0}
+        if self.first_id is not None:
+            ids["first_id"] = COUNT_OR_0
         ranges.check("search.", self, {**counts, **ids, "length_alpha": _ALPHAS})
         if self.cache_length > MOST_POSITIONS:
             raise UserError(
