@@ -149,21 +149,24 @@ def _average_logdirs(config: CheckpointConfig, output: str):
 def _convert(config: CheckpointConfig):
     if config.output and not config.input:
         _to_safetensors(config, config.output)
-    elif config.input and not config.output and os.path.isdir(config.input):
-        _from_directory(config, pathlib.Path(config.input))
-    elif (
-        config.input and not config.output and not (os.path.exists(config.input) or config.input.endswith(tools.SUFFIX))
-    ):
-        raise UserError(
-            f"--input={config.input}: there is no such file or directory; expected FILE.safetensors, or the directory "
-            f"of a model in Hugging Face's format."
-        )
     elif config.input and not config.output:
-        _from_safetensors(config, config.input)
+        _from_input(config, config.input)
     else:
         raise UserError(
             "which way? Pass --output=FILE.safetensors to write a file, --input=FILE.safetensors to read one, or "
             "--input=DIRECTORY to import a model in Hugging Face's format."
+        )
+
+
+def _from_input(config: CheckpointConfig, name: str):
+    if os.path.isdir(name):
+        _from_directory(config, pathlib.Path(name))
+    elif os.path.exists(name) or name.endswith(tools.SUFFIX):
+        _from_safetensors(config, name)
+    else:
+        raise UserError(
+            f"--input={name}: there is no such file or directory; expected FILE.safetensors, or the directory of a "
+            f"model in Hugging Face's format."
         )
 
 
@@ -212,12 +215,12 @@ def _from_directory(config: CheckpointConfig, directory: pathlib.Path):
     for flag in sorted(config.given & {"step", "dtype", "model", "set"}):
         raise UserError(f"--{flag} is not for --input={directory}: {CONFIG} there says what the model is.")
     logdir = _logdir(config)
-    tools.check_new_logdir(logdir)
+    tools.check_new(logdir, "--logdir")
     tokenizers = pathlib.Path(logdir) / hyperparameters.OWN_TOKENIZERS
     imported_tokenizer.check_new(tokenizers, f"--logdir={logdir}")
     found = hugging_face.read(directory, f"--input={directory}")
     readers = [sha256(found.tokenizer.model)] * len(SIDES)
-    origin = f"imported from {directory.absolute().name}"
+    origin = f"imported from {directory.resolve().name}"
     imported = experiment.unchecked(found.name, (*found.settings, f"tokenizers={tokenizers}"))
 
     def write_others():

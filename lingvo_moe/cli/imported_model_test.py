@@ -1,4 +1,4 @@
-"""A model of another program can be imported, inspected, translate, explain its experts, and be trained further."""
+"""A model in Hugging Face's format is imported, inspected and trained further; it translates and explains experts."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ class TranslateConfig(SearchConfig):
     copy_english: bool = flag(
         flags.DEFINE_boolean,
         True,
-        "copy lines that are in English already, instead of translating them; not with --source_language",
+        "copy lines that are in English already, instead of translating them; not with --target_language",
     )
     n_best: int = flag(
         flags.DEFINE_integer,

@@ -47,6 +47,11 @@ _MOST_SHOWN = 8  # languages in a message
 _REMEDY = "train one with `python -m tools.train_tokenizer --corpus=CORPUS --output={}`"
 
 
+def is_english(language: str) -> bool:
+    """Returns whether a language is English: `eng_Latn`, `en`, `__en__`, or none, as of models into English alone."""
+    return language.strip("_").partition("_")[0] in ("", "en", "eng")
+
+
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
     """One SentencePiece model; use `Tokenizer.load`.

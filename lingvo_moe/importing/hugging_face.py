@@ -21,7 +21,7 @@ from lingvo_moe.importing import model_directory, tokenizer, weights
 from lingvo_moe.importing.model_directory import CONFIG
 from lingvo_moe.models.translation import Translation
 
-_FAMILIES = ("m2m100", "nllb")
+FAMILIES = ("m2m100", "nllb")  # of registered models
 _DENSE, _SPARSE = "m2m_100", "nllb-moe"  # NLLB-200 without experts is of the class of M2M-100
 _SIDES = ("encoder", "decoder")
 # What the models of these types must have, to be computed by our layers.
@@ -92,7 +92,8 @@ class _Fields:
     @property
     def expert_scale(self) -> float:
         """What multiplies the outputs of experts in inference."""
-        dropped = self._config.get("moe_token_dropout", 0.0)
+        # Hugging Face's default where the file lacks it; models without experts do not use it.
+        dropped = self._config.get("moe_token_dropout", 0.2)
         if not isinstance(dropped, (int, float)) or not 0 <= dropped < 1:
             raise self._wrong("moe_token_dropout", "a share below 1")
         return 1.0 - dropped
@@ -164,7 +165,7 @@ def _closest(fields: Mapping[str, Any]) -> tuple[str, Translation, tuple[str, ..
     """
     found = []
     for registered in registry.names():
-        if registered.partition(".")[0] in _FAMILIES:
+        if registered.partition(".")[0] in FAMILIES:
             model = experiments.unchecked(registered).model
             changed = {field: value for field, value in fields.items() if getattr(model, field) != value}
             is_other_kind = bool(model.num_experts) != bool(fields["num_experts"])
@@ -172,5 +173,5 @@ def _closest(fields: Mapping[str, Any]) -> tuple[str, Translation, tuple[str, ..
     *_, name, changed = min(found, key=lambda each: each[:3])
     settings = tuple(f"model.{field}={overrides.text(value)}" for field, value in changed.items())
     model = experiments.unchecked(name, settings).model
-    assert isinstance(model, Translation)  # as all of _FAMILIES
+    assert isinstance(model, Translation)  # as all of FAMILIES
     return name, model, settings

@@ -31,11 +31,14 @@ def read_json(path: pathlib.Path, name: str) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes())
     except OSError as error:
-        raise UserError(f"{name}: cannot read {path.name} ({error.strerror}).") from None
+        raise UserError(
+            f"{name}: cannot read {path.name} ({error.strerror}); expected the directory of a model in Hugging Face's "
+            f"format."
+        ) from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{name}: {path.name} is not JSON ({error}); copy it again.") from None
     if not isinstance(found, dict):
-        raise UserError(f"{name}: {path.name} is a {type(found).__name__}; expected an object.")
+        raise UserError(f"{name}: {path.name} is a {type(found).__name__}; expected an object; copy it again.")
     return found
 
 

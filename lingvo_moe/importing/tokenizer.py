@@ -88,7 +88,7 @@ def _check_ids(added: dict[int, str], by_id: dict[int, Any], name: str):
         )
     least, most = min([*by_id, *added]), max([*by_id, *added])
     if least < 0 or most > len(by_id) + len(added) + _MOST_UNUSED:
-        raise UserError(f"{name}: the JSON files have ids from {min(added)} to {most}; copy them again.")
+        raise UserError(f"{name}: the JSON files have ids from {least} to {most}; copy them again.")
 
 
 def _with_pieces(model: Any, pieces: list[Any]) -> bytes:
@@ -155,7 +155,8 @@ def _read_vocabulary(directory: pathlib.Path, name: str) -> dict[str, int]:
         raise UserError(f"{name}: {_VOCABULARY} has the piece {wrong[0]!r}, which is no text; copy it again.")
     if {text: ids.get(text) for text in special} != special or not is_complete:
         raise UserError(
-            f"{name}: {_VOCABULARY} does not number {', '.join(special)} and then all pieces, as M2M-100's does."
+            f"{name}: {_VOCABULARY} does not number {', '.join(special)} and then all pieces, as M2M-100's does; "
+            f"copy it again."
         )
     return others
 
@@ -172,7 +173,9 @@ def _read_pieces(directory: pathlib.Path, name: str) -> Any:
         raise UserError(f"{name}: {_PIECES} is not a complete SentencePiece model; copy it again.") from None
     model = messages.ModelProto.FromString(content)
     if (first := [piece.piece for piece in model.pieces[: len(_FIRST)]]) != _FIRST:
-        raise UserError(f"{name}: {_PIECES} begins with the pieces {first}; expected {_FIRST}, as fairseq's.")
+        raise UserError(
+            f"{name}: {_PIECES} begins with the pieces {first}; expected {_FIRST}, as fairseq's; copy it again."
+        )
     return model
 
 

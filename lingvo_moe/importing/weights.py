@@ -28,7 +28,7 @@ _COPIES = ("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder
 _IGNORED = (*_COPIES, "model.encoder.embed_positions.weights", "model.decoder.embed_positions.weights")
 _PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj", "wi": "fc1", "wo": "fc2"}
 _ROUTER = "router.classifier.weight"
-# How many times the weights of the files a model may have until memory is allocated for them.
+# A model with more than this many times the weights of the files is refused before memory is allocated for it.
 _MOST_TIMES = 8
 
 

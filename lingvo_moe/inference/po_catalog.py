@@ -13,6 +13,7 @@ from pathlib import Path
 import polib
 
 from lingvo_moe.data.corpora import catalogs
+from lingvo_moe.data.tokenizer import is_english
 
 _FUZZY = "fuzzy"
 _OF_ENCODING = {
@@ -23,7 +24,6 @@ _OF_ENCODING = {
 _FORMS = "Plural-Forms"
 _ENGLISH = {"Language": "en", **_OF_ENCODING, _FORMS: "nplurals=2; plural=(n != 1);"}
 _ENGLISH_FORMS = 2
-_ENGLISH_NAMES = ("", "en", "eng")
 _FORMS_COUNT = re.compile(r"\s*nplurals\s*=\s*([1-9])\s*;")
 
 
@@ -86,7 +86,7 @@ class PoCatalog:
         """Completes the header, and returns the number of plural forms; one of another language keeps what it says."""
         header = self._catalog.metadata
         self._catalog.metadata_is_fuzzy = False
-        if self._language in _ENGLISH_NAMES:
+        if is_english(self._language):
             header.update(_ENGLISH)
             return _ENGLISH_FORMS
         header.update(_OF_ENCODING)

@@ -12,7 +12,7 @@ import numpy as np
 
 from lingvo_moe import definitions, tree
 from lingvo_moe.data.pipeline import source_batches
-from lingvo_moe.data.tokenizer import Tokenizers
+from lingvo_moe.data.tokenizer import Tokenizers, is_english
 from lingvo_moe.engines.base import Engine
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
@@ -56,7 +56,7 @@ class Translator:
           experiment: its experiment.
           engine: where to decode.
           logdir: the log directory that it was trained in.
-          copy_english: whether texts that are English already are copied; of a model without `input.source_language`.
+          copy_english: whether texts that are English already are copied; of a model without `input.target_language`.
 
         Raises:
           UserError: the model does not translate, no tokenizer or one too large for it, no checkpoint or one of another
@@ -75,7 +75,7 @@ class Translator:
             experiment.texts.source_length - 1,
             self._tokenizers.target if copy_english and not language else None,
             experiment.reread_below,
-            numbers_in_english=not language or language.strip("_").startswith("en"),
+            numbers_in_english=is_english(language),
         )
         with trained_weights(name, experiment, logdir) as restore:
             self._decoding = engine.decoding(experiment.steps, experiment.decoding_specs(), self._search)

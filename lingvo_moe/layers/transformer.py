@@ -307,10 +307,10 @@ class TransformerStack(Layer):
         return normed, metrics
 
     def unstack(self, theta: dict, context: Context) -> dict:
-        """The weights for `start` and `step`, in parts: the whole stack, or each repeat of an unrolled one.
+        """The weights for `start` and `step`, in parts: the whole stack, or each of its repeats.
 
-        Called outside of the decoding loop, it makes the slices once for all steps. So does every stack that one CPU
-        decodes with: a loop over its repeats would copy the weights of each in every step.
+        It is divided if it is unrolled, and for one CPU, where a loop would copy the weights of each repeat in every
+        step. Called outside of the decoding loop, it makes the slices once for all steps.
         """
         is_one_cpu = context.platform == "cpu" and context.layout.is_one_device
         parts = [slice(i, i + 1) for i in range(self.repeats)] if self.unroll or is_one_cpu else [slice(None)]

@@ -68,7 +68,8 @@ class Transformer(Layer):
       sampled_softmax: number of candidates with which training estimates the cross-entropy, see
         `layers.sampled_softmax`; 0 for the whole vocabulary, as in one that has no more. Not with label smoothing.
       activation_dtype: `float32`, or `bfloat16` for mixed precision; weights are float32.
-      unroll: whether the program has a copy of each repeated layer instead of a loop, see `layers.repeat`.
+      unroll: whether the program has a copy of each repeated layer instead of a loop, see `layers.repeat`. Decoding on
+        one CPU always has.
       remat: the checkpoint policy: what a repeated layer saves for its backward pass, `full` rematerialisation least,
         then `keep_outputs` and `keep_hidden`; `none` saves everything.
       pipeline: `none`, `gpipe` or `circular`: how the layers of a stack are divided among stages on different devices,

@@ -35,8 +35,8 @@ LARGE = 1024
 def prepare_weight(weights: tf.Tensor, context: Context, contracted: int = 1) -> tf.Tensor | dict:
     """Weights of R layers `[R, *K, *O]`, for many calls of `project` with few rows, as in steps of decoding.
 
-    On a CPU, of large weights, `{"transposed": [R, *O, *K]}`. Not on several devices, between which XLA may move other
-    products, nor where operands are rounded, for which the kernel is another one.
+    On one CPU, in float32, of large weights: `{"transposed": [R, *O, *K]}`. Otherwise `weights` itself: of small ones,
+    on several devices, and where operands are rounded, for which XLA has another kernel.
     """
     is_one = context.platform == "cpu" and context.layout.is_one_device and not context.training
     fan_in, outputs = math.prod(weights.shape[1 : 1 + contracted]), math.prod(weights.shape[1 + contracted :])

@@ -63,7 +63,7 @@ def test_a_prepared_weight_gives_the_same_products(inputs, weight, contracted, m
     ],
 )
 def test_only_large_weights_on_one_cpu_are_prepared(size, context, monkeypatch):
-    """Where operands are rounded, on several devices and elsewhere, the plain product is as fast or faster."""
+    """Not small ones, nor on several devices, on a GPU, in bfloat16, or where operands are rounded."""
     monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: True)
     weights = tf.zeros((1, *size))
     assert prepare_weight(weights, context) is weights

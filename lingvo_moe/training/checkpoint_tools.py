@@ -215,7 +215,7 @@ def average_logdirs(logdirs: Mapping[str, Checkpoints], output: str | pathlib.Pa
 
 
 def _average(members: Mapping[str, tuple[Checkpoints, int]], output: str | pathlib.Path, origin: str):
-    _check_new(output, "--output")
+    check_new(output, "--output")
     read = {name: Reader(each.path(choose(each, step, WEIGHTS))) for name, (each, step) in members.items()}
     _check_one_model(read)
     recorded = _common_hyperparameters(members)
@@ -345,16 +345,11 @@ def from_safetensors(
     Raises:
       UserError: no such file, one of other weights, or `logdir` has checkpoints.
     """
-    _check_new(logdir, "--logdir")
+    check_new(logdir, "--logdir")
     found = read_safetensors(file, model, specs, f"--input={file}")
     with _new_checkpoints(logdir, "--logdir") as target:
         _save_converted(target, model, found, pathlib.Path(file))
     return found.step
-
-
-def check_new_logdir(logdir: str | pathlib.Path):
-    """Raises UserError if there are checkpoints in `--logdir`, or nothing can be written to it; makes nothing."""
-    _check_new(logdir, "--logdir")
 
 
 def save_imported(
@@ -508,11 +503,11 @@ def _new_checkpoints(logdir: str | pathlib.Path, flag: str) -> Iterator[Checkpoi
     path = pathlib.Path(logdir).absolute()
     disk_errors.require_directory(f"{flag}={logdir}", path, flag)
     with logdir_lock.locked(path, flag), contextlib.closing(Checkpoints(path, keep=1)) as checkpoints:
-        _check_new(logdir, flag)
+        check_new(logdir, flag)
         yield checkpoints
 
 
-def _check_new(logdir: str | pathlib.Path, flag: str):
+def check_new(logdir: str | pathlib.Path, flag: str):
     """Raises UserError if there are checkpoints in a log directory, or nothing can be written to it; makes nothing."""
     path = pathlib.Path(logdir).absolute()
     there = next(each for each in (path, *path.parents) if each.exists())

@@ -143,6 +143,8 @@ def _with_own_tokenizers(values: dict[str, Any], logdir: pathlib.Path) -> dict[s
     recorded, own = values.get("tokenizers"), logdir / OWN_TOKENIZERS
     if not isinstance(recorded, str) or os.path.basename(recorded) != own.name or not own.is_dir():
         return values
+    if os.path.isdir(recorded) and pathlib.Path(recorded).is_relative_to(logdir.absolute()):
+        return values  # its own, or those of a log directory below it
     # Another log directory may have been made there meanwhile.
     are_of_logdir = not os.path.isdir(recorded) or os.path.isfile(os.path.join(os.path.dirname(recorded), FILE))
     return {**values, "tokenizers": os.path.abspath(own)} if are_of_logdir else values

@@ -58,7 +58,10 @@ flags.DEFINE_list("only", [], "names of models; default: all", flag_values=_VALU
 flags.DEFINE_boolean("tokenizers", False, "first write the tokenizers' files again", flag_values=_VALUES)
 flags.DEFINE_string("venvs", "build/venvs", "directory of the virtual environment, which is kept", flag_values=_VALUES)
 flags.DEFINE_string(
-    "output", str(hugging_face_models.TOKENIZERS), "directory of the golden values", flag_values=_VALUES
+    "output",
+    str(hugging_face_models.TOKENIZERS),
+    "directory of the golden values, but not of the tokenizers",
+    flag_values=_VALUES,
 )
 
 
