@@ -163,6 +163,16 @@ def directory(tmp_path):
     return tmp_path / "model"
 
 
+def test_experts_are_scaled_by_the_default_of_hugging_face(directory):
+    """A config.json may lack the field."""
+    expected = hugging_face.read(directory, "--input").theta
+    config = json.loads((directory / "config.json").read_text())
+    assert config.pop("moe_token_dropout") == 0.2
+    (directory / "config.json").write_text(json.dumps(config))
+    for path, value in hugging_face.read(directory, "--input").theta.items():
+        np.testing.assert_array_equal(value, expected[path], err_msg=path)
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [
