@@ -394,11 +394,24 @@ class Experiment:
             )
         return tokenizers
 
-    def decoding_search(self) -> BeamSearch:
-        """Returns the search of translations in `input.target_language`; raises UserError as `open_tokenizers`."""
-        if not self.translates or not self.texts.target_language:
+    def decoding_search(self, tokenizers: Tokenizers) -> BeamSearch:
+        """Returns the search of translations in the language of the target.
+
+        Args:
+          tokenizers: of `open_tokenizers`.
+
+        Raises:
+          UserError: `search.first_id` is another token.
+        """
+        language, given = tokenizers.target.language_id, self.search.first_id
+        if not self.translates or language is None:
             return self.search
-        return dataclasses.replace(self.search, first_id=self.open_tokenizers().target.language_id)
+        if given not in (None, language):
+            raise UserError(
+                f"search.first_id is {given}, but input.target_language, {self.texts.target_language}, begins "
+                f"translations with {language}; leave one of them out."
+            )
+        return dataclasses.replace(self.search, first_id=language)
 
     def batch_specs(self) -> dict:
         """Returns the tree of `Spec`s of a training batch."""

@@ -7,6 +7,7 @@ import os
 
 from lingvo_moe.cli.run_config import ExportConfig
 from lingvo_moe.data.tokenizer import Tokenizers
+from lingvo_moe.decoding.flat_beam_search import BeamSearch
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.experiment import get as get_experiment
@@ -24,14 +25,12 @@ def export(config: ExportConfig):
     name = config.full_name()
     experiment = get_experiment(name, config.assignments, config.device_mesh())
     _check_program(config.program, name, experiment)
-    if config.program == "decode" and config.logdir:
-        _check_language(experiment)
     steps, specs = experiment.steps, experiment.input.specs()
     program = {
         "init": steps.init,
         "train": lambda: steps.train(specs),
         "evaluate": lambda: steps.evaluate(specs),
-        "decode": lambda: steps.decode(experiment.decoding_specs(), experiment.decoding_search()),
+        "decode": lambda: steps.decode(experiment.decoding_specs(), _search(config, experiment)),
         "transcribe": lambda: steps.transcribe(specs["source"]),
         "segment": lambda: steps.segment(specs["source"]),
     }[config.program]()
@@ -40,11 +39,18 @@ def export(config: ExportConfig):
     _logger.info("%s: %s of %s for %s, %s", config.output, program.name, name, devices, size)
 
 
-def _check_language(experiment: Experiment):
-    """Raises UserError if translations begin with a language, and none is named; only tokenizers that are there say."""
-    if experiment.translates and os.path.isdir(experiment.tokenizers):
-        target = Tokenizers.load(experiment.tokenizers).target
-        target.in_language(experiment.texts.target_language, "input.target_language")
+def _search(config: ExportConfig, experiment: Experiment) -> BeamSearch:
+    """Returns the search, of translations in the language that the program is exported for.
+
+    Raises:
+      UserError: translations begin with a language, and none is named; only tokenizers that are there say so.
+    """
+    if not experiment.translates:
+        return experiment.search
+    language = experiment.texts.target_language
+    if not language and not (config.logdir and os.path.isdir(experiment.tokenizers)):
+        return experiment.search
+    return experiment.decoding_search(Tokenizers.load(experiment.tokenizers).in_languages({"target": language}))
 
 
 def _check_program(program: str, name: str, experiment: Experiment):

@@ -192,7 +192,7 @@ class InputConfig(BatchConfig):
         del corpus  # its texts are the input
         loaded = Tokenizers.load(tokenizers).in_languages(self.languages)
         of_sides = {side: getattr(loaded, side) for side in self.lengths}
-        return Readers(of_sides, self.identities(tokenizers))
+        return Readers(of_sides, _hashes(loaded))
 
     @property
     def languages(self) -> dict[str, str]:
@@ -201,8 +201,11 @@ class InputConfig(BatchConfig):
 
     def identities(self, tokenizers: str | pathlib.Path) -> tuple[str, ...]:
         """Returns `Readers.identities`, whatever the languages; raises UserError as `Tokenizers.load`."""
-        loaded = Tokenizers.load(tokenizers)
-        return tuple(sha256(getattr(loaded, side).model) for side in SIDES)
+        return _hashes(Tokenizers.load(tokenizers))
+
+
+def _hashes(tokenizers: Tokenizers) -> tuple[str, ...]:
+    return tuple(sha256(getattr(tokenizers, side).model) for side in SIDES)
 
 
 def default_shards(mesh: DeviceMesh, layout: str = AUTO) -> int:

@@ -28,7 +28,7 @@ from lingvo_moe.data import languages
 from lingvo_moe.data.batching import ArrayRows, Example, InputConfig, Readers
 from lingvo_moe.data.corpus import MANIFEST, SPLITS, read_manifest
 from lingvo_moe.data.log_mel import LogMel
-from lingvo_moe.data.tokenizer import Tokenizers
+from lingvo_moe.data.tokenizer import Tokenizer, Tokenizers
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.sharding.layout import Spec
@@ -108,7 +108,7 @@ class SpeechInput(InputConfig):
         """See `InputConfig`; the source is recordings."""
         target = Tokenizers.load(tokenizers).target
         by_side = {"source": RecordingReader(Path(corpus), self.features), "target": target}
-        return Readers(by_side, self.identities(tokenizers))
+        return Readers(by_side, self._identities(target))
 
     @property
     def languages(self) -> dict[str, str]:
@@ -117,7 +117,10 @@ class SpeechInput(InputConfig):
 
     def identities(self, tokenizers: str | Path) -> tuple[str, ...]:
         """See `InputConfig`."""
-        return repr(self.features), sha256(Tokenizers.load(tokenizers).target.model)
+        return self._identities(Tokenizers.load(tokenizers).target)
+
+    def _identities(self, target: Tokenizer) -> tuple[str, ...]:
+        return repr(self.features), sha256(target.model)
 
 
 class RecordingRows(ArrayRows):

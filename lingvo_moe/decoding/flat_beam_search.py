@@ -45,7 +45,7 @@ class BeamSearch:
       bos_id, eos_id: the token that begins the decoder's input, and the one that ends a hypothesis.
       forbidden_ids: tokens that no hypothesis contains (padding, bos, unknown).
       first_id: the token that every hypothesis begins with, for instance that of its language; None if the model
-        chooses it. Its probability counts as 1, and its position to `max_length` and to the length.
+        chooses it. Its probability is 1, and it is one of the `max_length` tokens.
     """
 
     beam_size: int = 4

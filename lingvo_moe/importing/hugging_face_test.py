@@ -205,7 +205,7 @@ def test_experts_are_scaled_by_the_default_of_hugging_face(directory):
     ],
 )
 def test_a_model_of_another_kind_is_an_error(directory, changes, message):
-    """What our layers do not compute, and what the weights are not of."""
+    """One that our layers do not compute, or of other dimensions than the weights."""
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(UserError, match=message):

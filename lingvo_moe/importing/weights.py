@@ -57,7 +57,7 @@ class Weights:
         """Makes a reader.
 
         Args:
-          model: the model that shall have the weights.
+          model: whose weights are read.
           tensors: of the directory.
           names: of the parts of a layer.
           expert_scale: which multiplies the outputs of experts.

@@ -70,28 +70,32 @@ class PoCatalog:
             entry.flags = [flag for flag in entry.flags if flag != _FUZZY]
             entry.msgstr_plural = {}
             entry.previous_msgctxt = entry.previous_msgid = entry.previous_msgid_plural = None  # of a fuzzy one
-        forms = self._complete_header()
+        forms, are_known = self._complete_header()
         for index, ((entry, form), translation) in enumerate(zip(self._places, translations, strict=True)):
             text = polib.unescape(translation)
             if form is None:
                 entry.msgstr = text
             else:  # the last one, of the plural, stands for all further forms
                 entry.msgstr_plural |= dict.fromkeys(range(min(form, forms - 1), forms), text)
-            needs_forms = form is not None and forms != _ENGLISH_FORMS
+            needs_forms = form is not None and not (are_known and forms == _ENGLISH_FORMS)
             if (index in doubtful or needs_forms) and _FUZZY not in entry.flags:
                 entry.flags.append(_FUZZY)
         return str(self._catalog)
 
-    def _complete_header(self) -> int:
-        """Completes the header, and returns the number of plural forms; one of another language keeps what it says."""
+    def _complete_header(self) -> tuple[int, bool]:
+        """Completes the header, of another language with what it lacks.
+
+        Returns:
+          (the number of plural forms, whether it is known; if not, that of English).
+        """
         header = self._catalog.metadata
         self._catalog.metadata_is_fuzzy = False
         if is_english(self._language):
             header.update(_ENGLISH)
-            return _ENGLISH_FORMS
+            return _ENGLISH_FORMS, True
         header.update(_OF_ENCODING)
         header["Language"] = header.get("Language") or self._language
         found = _FORMS_COUNT.match(header.get(_FORMS, ""))
         if not found:  # none, or the words that xgettext writes into a template
             header[_FORMS] = _ENGLISH[_FORMS]
-        return int(found[1]) if found else _ENGLISH_FORMS
+        return (int(found[1]), True) if found else (_ENGLISH_FORMS, False)

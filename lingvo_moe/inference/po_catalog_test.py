@@ -98,11 +98,11 @@ def test_a_catalog_of_another_language_keeps_its_header(tmp_path, forms, languag
 
 @pytest.mark.parametrize("header", ["", '"Plural-Forms: nplurals=INTEGER; plural=EXPRESSION;\\n"\n'])
 def test_a_template_is_of_the_language_of_its_translations(tmp_path, header):
-    """Its plural forms are not known, so that English ones stand for them."""
+    """Its plural forms are not known, so that English ones stand for them, and someone must read the entry."""
     text = f'msgid ""\nmsgstr ""\n{header}\nmsgid "Datei"\nmsgid_plural "Dateien"\nmsgstr[0] ""\nmsgstr[1] ""\n'
     found = polib.pofile(_catalog(tmp_path, text, language="fra_Latn").filled(["fichier", "fichiers"], ()))
     assert found.metadata["Language"] == "fra" and found.metadata["Plural-Forms"] == "nplurals=2; plural=(n != 1);"
-    assert found[0].msgstr_plural == {0: "fichier", 1: "fichiers"}
+    assert found[0].msgstr_plural == {0: "fichier", 1: "fichiers"} and found[0].fuzzy
 
 
 @given(st.text(st.characters(codec="utf-8"), min_size=1))

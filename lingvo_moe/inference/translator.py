@@ -68,7 +68,8 @@ class Translator:
                 "other kinds."
             )
         self.name, self.experiment = name, experiment
-        self._tokenizers, self._search = experiment.open_tokenizers(), experiment.decoding_search()
+        self._tokenizers = experiment.open_tokenizers()
+        self._search = experiment.decoding_search(self._tokenizers)
         language = self._tokenizers.target.language
         self._reader = LineReader(
             self._tokenizers.source,

@@ -17,7 +17,7 @@ class ConformerLayer(TransformerLayer):
     """Half a step of feed-forward, self-attention, convolution, half a step of feed-forward, normalisation.
 
     Each sublayer f is `x + dropout(f(norm(x)))`, the half steps `x + dropout(f(norm(x))) / 2`. It fits into a
-    `TransformerStack`, and with it into a pipeline. As in the other models, no product has a bias, and no dropout
+    `TransformerStack`, and with it into a pipeline. As in GShard's models, no product has a bias, and no dropout
     follows the activation of a feed-forward layer, as one does in figure 4 of Gulati et al.
 
     Attributes:

@@ -78,6 +78,15 @@ def with_gradients(model: SpeechRecognition, layout: Layout = Layout()):
     return function
 
 
+def test_the_epsilon_is_that_of_the_layers():
+    """With a huge one, normalised activations and with them all logits are zeros: every class is as probable."""
+    model, source = dataclasses.replace(MODEL, norm_epsilon=1e30), batch()["source"]
+    outputs = model.transcribe(tree.map_leaves(tf.constant, theta()), tree.map_leaves(tf.constant, source), Context())
+    np.testing.assert_array_equal(outputs, np.zeros_like(outputs))
+    usual = MODEL.transcribe(tree.map_leaves(tf.constant, theta()), tree.map_leaves(tf.constant, source), Context())
+    assert np.any(usual)
+
+
 def run(layout: Layout = Layout(), **changes) -> dict[str, np.ndarray]:
     model = dataclasses.replace(MODEL, **changes)
     weights = {path: weight.logical_axes for path, weight in tree.flatten(model.weights()).items()}

@@ -279,8 +279,8 @@ class Transformer(Layer):
         """See `protocols.DecodingModel`; of a model with a decoder."""
         decoder, softmax = self._layers["decoder"].unstack(theta["decoder"], context), self._softmax_theta(theta)
         projection = tf.transpose(softmax["table"]) if "table" in softmax else softmax["projection"]
-        prepared = prepare_weight(projection[None], context)  # of one layer, once and not in each step
-        softmax = {"projection": tree.map_leaves(lambda weight: weight[0], {"of_one": prepared})["of_one"]}
+        of_layers = {"projection": prepare_weight(projection[None], context)}  # of one layer
+        softmax = tree.map_leaves(lambda weight: weight[0], of_layers)
         return {**theta, "decoder": decoder, "softmax": softmax}
 
     def settings_of_layers(self, field: str) -> list[tuple[str, str, Any]]:

@@ -69,7 +69,7 @@ class BlockSparse:
         return tf.where(tf.equal(choices, NONE)[:, None], tf.zeros((), rows.dtype), rows)
 
     def apply(self, theta: dict, rows: tf.Tensor, context: Context) -> tf.Tensor:
-        """Computes the experts' networks: rows to rows, zeros in unused ones.
+        """Computes the experts' networks: rows to rows; `combine` does not read those of unused rows.
 
         Args:
           theta: `wi [E, M, H]` and `wo [E, H, M]`, or each as returned by `prepare_experts`; with biases, also

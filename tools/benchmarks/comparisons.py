@@ -60,18 +60,15 @@ def _with(of: Work, **changes) -> Work:
     return dataclasses.replace(of, **changes)
 
 
+def _against_nllb_moe(name: str, title: str, of: Work, equal: tuple[str, ...], goal: float = math.inf) -> Comparison:
+    """A row of the same work on both sides."""
+    return Comparison(name=name, title=title, ours=of, other=of, by="nllb_moe", goal=goal, equal=equal)
+
+
 def _rounded(name: str, of: Work, equal: tuple[str, ...]) -> Comparison:
     """The row after that of `of`, with our products rounded; the peer ignores the setting."""
-    rounded = _with(of, matmul_precision="bfloat16")
-    return Comparison(
-        name=name,
-        title="the same, our matmuls in bfloat16 with float32 sums, theirs in float32",
-        ours=rounded,
-        other=rounded,
-        by="nllb_moe",
-        goal=math.inf,
-        equal=equal,
-    )
+    title = "the same, our matmuls in bfloat16 with float32 sums, theirs in float32"
+    return _against_nllb_moe(name, title, _with(of, matmul_precision="bfloat16"), equal)
 
 
 _ALL_EXPERTS = _with(work.TRANSLATION, kind="decode", capacity_factor=None)
@@ -83,25 +80,11 @@ _EIGHT_TIMES = _with(work.TRANSLATION, groups=8, rows=8 * work.TRANSLATION.rows)
 # Strong scaling: the same work split into 8, 64 tokens each.
 _IN_EIGHT = _with(work.TRANSLATION, groups=8)
 COMPARISONS = (
-    Comparison(
-        name="translation_8",
-        title="training step, 8 experts, against NllbMoe",
-        ours=work.TRANSLATION,
-        other=work.TRANSLATION,
-        by="nllb_moe",
-        goal=0.75,
-        equal=_LEARNING,
+    _against_nllb_moe(
+        "translation_8", "training step, 8 experts, against NllbMoe", work.TRANSLATION, _LEARNING, goal=0.75
     ),
     _rounded("translation_8_bfloat16", work.TRANSLATION, _LEARNING),
-    Comparison(
-        name="translation_64",
-        title="training step, 64 experts, against NllbMoe",
-        ours=_MANY,
-        other=_MANY,
-        by="nllb_moe",
-        goal=0.1,
-        equal=_LEARNING,
-    ),
+    _against_nllb_moe("translation_64", "training step, 64 experts, against NllbMoe", _MANY, _LEARNING, goal=0.1),
     Comparison(
         name="peak_8",
         title="training step, 8 experts, against the peak of a matmul",
@@ -148,24 +131,13 @@ COMPARISONS = (
         per="flop",
         flop=LINGVO_FLOP,
     ),
-    Comparison(
-        name="decoding",
-        title="beam search, against NllbMoe's generate",
-        ours=_ALL_EXPERTS,
-        other=_ALL_EXPERTS,
-        by="nllb_moe",
-        goal=0.4,
-        equal=_SEARCHING,
-    ),
+    _against_nllb_moe("decoding", "beam search, against NllbMoe's generate", _ALL_EXPERTS, _SEARCHING, goal=0.4),
     _rounded("decoding_bfloat16", _ALL_EXPERTS, _SEARCHING),
-    Comparison(
-        name="decoding_wide",
-        title="beam search of a wide model (M 1024, H 4096, V 64,000), against NllbMoe's generate",
-        ours=_WIDE,
-        other=_WIDE,
-        by="nllb_moe",
-        goal=math.inf,
-        equal=_SEARCHING,
+    _against_nllb_moe(
+        "decoding_wide",
+        "beam search of a wide model (M 1024, H 4096, V 64,000), against NllbMoe's generate",
+        _WIDE,
+        _SEARCHING,
     ),
     *(
         Comparison(

@@ -31,7 +31,7 @@ def python_of(peer: str, directory: pathlib.Path, requirements: pathlib.Path | N
     Raises:
       PeerMissingError: the environment cannot be made.
     """
-    remedy = "Fix that." if requirements else "Fix that, or omit its rows with --only."
+    remedy = "Check the network and the free disk space." if requirements else "Fix that, or omit its rows with --only."
     requirements = requirements or _REQUIREMENTS / f"{peer}.txt"
     own = directory / peer
     python, complete = own / "bin" / "python", own / ".complete"

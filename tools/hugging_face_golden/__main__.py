@@ -102,7 +102,7 @@ def _run(python: pathlib.Path, module: str, directory: pathlib.Path) -> str:
         command,
         capture_output=True,
         text=True,
-        # One core, and no thought of the network.
+        # One core, and nothing is downloaded.
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"},
     )
     if result.returncode:

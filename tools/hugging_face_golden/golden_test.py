@@ -68,7 +68,7 @@ def test_no_two_weights_are_alike():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_golden_values_are_no_degenerate_ones(name):
+def test_the_golden_hypotheses_are_not_degenerate(name):
     """Most of the best hypotheses end by themselves, do not repeat one piece alone, and are clearly the best."""
     examples = _golden(name)["examples"]
     assert [example["source"] for example in examples] == [example.source for example in sentences.EXAMPLES]
