@@ -12,10 +12,11 @@ import math
 import textwrap
 import threading
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from lingvo_moe import definitions, overrides, ranges, registry
 from lingvo_moe.data.batching import BatchConfig, InputConfig
+from lingvo_moe.data.pair_languages import PairLanguages, of_readers
 from lingvo_moe.data.speech import SpeechInput
 from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.data.volumes import VolumeInput
@@ -37,7 +38,7 @@ from lingvo_moe.protocols import (
     TiedModel,
 )
 from lingvo_moe.ranges import COUNT, COUNT_OR_0, SHARE, SHARE_BELOW_1, Range
-from lingvo_moe.sharding.layout import DeviceMesh, Layout
+from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.steps import Steps
 
 PLATFORMS = ("", "cpu", "gpu", "tpu")
@@ -318,14 +319,16 @@ class Experiment:
                 "vocabulary. Beams of 4 to 16 are usual."
             )
         named = {"bos_id": (self.search.bos_id,), "eos_id": (self.search.eos_id,)}
-        if self.search.first_id is not None:
-            named["first_id"] = (self.search.first_id,)
         for field, ids in {**named, "forbidden_ids": self.search.forbidden_ids}.items():
             for wrong in (number for number in ids if not 0 <= number < vocabulary):
                 raise UserError(
                     f"search.{field} has {wrong}, which is no token of a vocabulary of {vocabulary}; expected 0 to "
                     f"{vocabulary - 1}."
                 )
+        if self.search.force_first and not self.translates:
+            raise UserError(
+                "search.force_first is for translations, which may begin with their language; leave it out."
+            )
         if self.search.bos_id != self.texts.bos_id:
             raise UserError(
                 f"search.bos_id is {self.search.bos_id}, and input.bos_id {self.texts.bos_id}; the decoder begins with "
@@ -372,19 +375,18 @@ class Experiment:
                 raise UserError(f"--{flag}={given}: a program makes the volumes of this model; leave --{flag} out.")
 
     def check_tokenizers(self):
-        """Raises UserError as `open_tokenizers`, if the model reads or writes tokens."""
+        """Raises UserError as `open_tokenizers`, or for languages that they lack, if the model has a vocabulary."""
         if self.model.vocabularies:
-            self.open_tokenizers()
+            self.open_tokenizers().check_languages(self.texts.languages)
 
     def open_tokenizers(self) -> Tokenizers:
-        """Reads the tokenizers.
+        """Reads the tokenizers, in no language.
 
         Raises:
-          UserError: the vocabulary of one is larger than the model's, tied embeddings have one table for the different
-            pieces of two, or one has pieces for languages and `input` names none of them, or the reverse.
+          UserError: the vocabulary of one is larger than the model's, or tied embeddings have one table for the
+            different pieces of two.
         """
         tokenizers = Tokenizers.load_for(self.model.vocabularies, self.tokenizers)
-        tokenizers = tokenizers.in_languages(self.texts.languages)
         tables = tied.tied_tables if (tied := self.tied_model) else {}
         if len(set(tables.values())) < len(tables) and not tokenizers.is_shared:
             raise UserError(
@@ -394,24 +396,31 @@ class Experiment:
             )
         return tokenizers
 
-    def decoding_search(self, tokenizers: Tokenizers) -> BeamSearch:
-        """Returns the search of translations in the language of the target.
-
-        Args:
-          tokenizers: of `open_tokenizers`.
+    def tokenizers_of_languages(self) -> Tokenizers:
+        """Reads the tokenizers, in the languages that `input` names.
 
         Raises:
-          UserError: `search.first_id` is another token.
+          UserError: as `open_tokenizers`; one has pieces for languages and `input` names none of them, or the reverse;
+            or translations begin with a language, and `search.force_first` is false, or the reverse.
         """
-        language, given = tokenizers.target.language_id, self.search.first_id
-        if not self.translates or language is None:
-            return self.search
-        if given not in (None, language):
+        tokenizers = self.open_tokenizers().in_languages(self.texts.languages)
+        has_languages = bool(tokenizers.target.language)
+        if self.translates and has_languages != self.search.force_first:
+            said = "begin with their language" if has_languages else "have no language to begin with"
             raise UserError(
-                f"search.first_id is {given}, but input.target_language, {self.texts.target_language}, begins "
-                f"translations with {language}; leave one of them out."
+                f"search.force_first is {str(self.search.force_first).lower()}, but by the tokenizers in "
+                f"{self.tokenizers}, translations {said}. Pass --set=search.force_first={str(has_languages).lower()}."
             )
-        return dataclasses.replace(self.search, first_id=language)
+        return tokenizers
+
+    def pair_languages(self, labels: Iterable[str], what: str) -> PairLanguages:
+        """Returns the languages of pairs of texts with these labels; see `PairLanguages` for arguments and errors."""
+        return of_readers(self.texts, self.open_tokenizers().by_side, labels, what)
+
+    def in_languages(self, languages: Mapping[str, str]) -> Experiment:
+        """Returns the experiment with texts in these languages, by side."""
+        named = {f"{side}_language": language for side, language in languages.items()}
+        return dataclasses.replace(self, input=dataclasses.replace(self.texts, **named))
 
     def batch_specs(self) -> dict:
         """Returns the tree of `Spec`s of a training batch."""
@@ -420,6 +429,7 @@ class Experiment:
     def decoding_specs(self) -> dict:
         """Returns the tree of `Spec`s of the sentences that are translated, or the prompts continued, at a time.
 
+        With `search.force_first`, `first_ids` `[B] int32` are the first tokens of their translations.
         A language model reads a prompt, bos included, and its continuation in a row of `input.target_length` tokens, of
         which `search.max_length` are for the continuation.
 
@@ -429,7 +439,9 @@ class Experiment:
         changes = {"batch_size": self.decoding_batch}
         if self.generates:
             changes["source_length"] = self._prompt_length()
-        return dataclasses.replace(self.texts, **changes).specs()["source"]
+        specs = dataclasses.replace(self.texts, **changes).specs()["source"]
+        first_ids = {"first_ids": Spec((self.decoding_batch,), "int32", "B")} if self.search.force_first else {}
+        return {**specs, **first_ids}
 
     def _prompt_length(self) -> int:
         length, most = self.texts.target_length, self.search.max_length

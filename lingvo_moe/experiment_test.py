@@ -206,7 +206,6 @@ def test_schedule_fields_have_lower_bounds(field):
         ),
         ("search.bos_id=8000", "search.bos_id has 8000, which"),
         ("search.bos_id=1", "search.bos_id is 1, and input.bos_id 2; the decoder begins with the same token"),
-        ("search.first_id=8000", "search.first_id has 8000, which"),
         ("search.beam_size=8001", "search.beam_size is 8001; expected at most 8000, the tokens of"),
         ("search.forbidden_ids=0,-1", "search.forbidden_ids has -1, which"),
         (

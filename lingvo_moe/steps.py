@@ -215,7 +215,7 @@ class Steps:
         Args:
           source_specs: the tree of `Spec`s of the source sentences, or of a language model's prompts; for `Sampling`
             with `sampling`, see `decoding.sampling.input_specs`.
-          search: beam search, or sampling.
+          search: beam search, or sampling. With `force_first`, the source has `first_ids` `[B] int32` as well.
 
         Raises:
           UserError: the model has no decoding step.
@@ -277,6 +277,7 @@ class Steps:
         def function(inputs: dict) -> dict:
             context, theta = self._context(), prepare(inputs["theta"])
             source = self._annotated(source_specs, inputs["source"])
+            first_ids = source.pop("first_ids", None)
             state = model.start_decoding(theta, source, search.cache_length, context)
 
             def step(state, ids, paddings, position, start, mask):
@@ -286,7 +287,7 @@ class Steps:
             if isinstance(search, Sampling):
                 hypotheses = sample(search, step, state, present, source["sampling"], context)
             else:
-                hypotheses = flat_beam_search(search, step, state, present, context, select_rows)
+                hypotheses = flat_beam_search(search, step, state, present, context, select_rows, first_ids)
             return {"ids": hypotheses.ids, "scores": hypotheses.scores, "lengths": hypotheses.lengths}
 
         logical_axes = {"ids": "BTL", "scores": "BT", "lengths": "BT"}

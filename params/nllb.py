@@ -62,7 +62,7 @@ class Imported(Recipe):
             ),
             input=InputConfig(batch_size=16, source_length=128, target_length=128, bos_id=_EOS),
             training=TrainingSchedule(steps=10_000),
-            search=BeamSearch(max_length=128, length_alpha=1.0, bos_id=_EOS),
+            search=BeamSearch(max_length=128, length_alpha=1.0, bos_id=_EOS, force_first=True),
             mesh=DeviceMesh((self.num_devices,)),
             decoding_batch=self.decoding_batch,
         )

@@ -6,8 +6,6 @@ import logging
 import os
 
 from lingvo_moe.cli.run_config import ExportConfig
-from lingvo_moe.data.tokenizer import Tokenizers
-from lingvo_moe.decoding.flat_beam_search import BeamSearch
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.experiment import get as get_experiment
@@ -30,27 +28,13 @@ def export(config: ExportConfig):
         "init": steps.init,
         "train": lambda: steps.train(specs),
         "evaluate": lambda: steps.evaluate(specs),
-        "decode": lambda: steps.decode(experiment.decoding_specs(), _search(config, experiment)),
+        "decode": lambda: steps.decode(experiment.decoding_specs(), experiment.search),
         "transcribe": lambda: steps.transcribe(specs["source"]),
         "segment": lambda: steps.segment(specs["source"]),
     }[config.program]()
     program.save(config.output)
     devices, size = counts.counted(experiment.mesh.size, "device"), counts.file_size(os.path.getsize(config.output))
     _logger.info("%s: %s of %s for %s, %s", config.output, program.name, name, devices, size)
-
-
-def _search(config: ExportConfig, experiment: Experiment) -> BeamSearch:
-    """Returns the search, of translations in the language that the program is exported for.
-
-    Raises:
-      UserError: translations begin with a language, and none is named; only tokenizers that are there say so.
-    """
-    if not experiment.translates:
-        return experiment.search
-    language = experiment.texts.target_language
-    if not language and not (config.logdir and os.path.isdir(experiment.tokenizers)):
-        return experiment.search
-    return experiment.decoding_search(Tokenizers.load(experiment.tokenizers).in_languages({"target": language}))
 
 
 def _check_program(program: str, name: str, experiment: Experiment):

@@ -10,6 +10,9 @@ import re
 import pytest
 
 from lingvo_moe.cli import main
+from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.data.tokenizer import SIDES
+from lingvo_moe.inference.translator import Translator
 from lingvo_moe.testing import hugging_face_models
 from lingvo_moe.testing.experiments import Data
 from lingvo_moe.training import hyperparameters
@@ -69,14 +72,44 @@ def test_training_goes_on_with_it(imported, data: Data, tmp_path, capsys):
     recorded = hyperparameters.load(imported) or pytest.fail("no hyperparameters")
     name, settings = recorded.resolve("imported")
     flags = [f"--set={each}" for each in settings if each.startswith("model.")]
-    languages = ("--set=input.source_language=deu_Latn", "--set=input.target_language=eng_Latn")
-    train = ("train", f"--model={name}", *flags, *languages, *_ONE, "--set=input.batch_size=2", "--steps=2")
+    train = ("train", f"--model={name}", *flags, *_LANGUAGES, *_ONE, "--set=input.batch_size=2", "--steps=2")
     train += (f"--corpus={data.corpus}", f"--tokenizers={imported / 'tokenizers'}", f"--logdir={tmp_path / 'tuned'}")
     assert _run(*train, "--set=training.evaluate_every=0", f"--initial_weights={imported}") == 0
     (tmp_path / "in.txt").write_text("Das Brot ist nass.\n")
     capsys.readouterr()
     assert _run("translate", f"--logdir={tmp_path / 'tuned'}", *_FAST, f"--input={tmp_path / 'in.txt'}") == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "languages, expected",
+    [
+        (("corpus", "eng_Latn"), [("deu_Latn", "eng_Latn"), ("fra_Latn", "eng_Latn")]),
+        (("eng_Latn", "corpus"), [("eng_Latn", "deu_Latn"), ("eng_Latn", "fra_Latn")]),
+    ],
+)
+def test_scores_are_of_the_languages_of_a_corpus(
+    imported, data: Data, tmp_path, languages, expected, capsys, monkeypatch
+):
+    """Each is read and written as itself, with one program for all of them, in both directions."""
+    used = []
+    between = Translator.between
+
+    def recorded(translator, source_language, target_language):
+        used.append((source_language, target_language))
+        return between(translator, source_language, target_language)
+
+    monkeypatch.setattr(Translator, "between", recorded)
+    flags = [f"--{side}_language={language}" for side, language in zip(SIDES, languages)]
+    evaluate = ("eval", f"--logdir={imported}", *_FAST, *flags, f"--corpus={data.corpus}", "--max_pairs=3")
+    assert _run(*evaluate, f"--translations={tmp_path / 'pairs.tsv'}", "--set=input.batch_size=2") == 0
+    assert re.search("(?m)^de .*\n(.*\n)*average of 2", capsys.readouterr().out) and sorted(used) == expected
+    rows = [row.split("\t") for row in (tmp_path / "pairs.tsv").read_text().splitlines()]
+    english = {text for label in ("de", "fr") for _, text in Corpus.open(data.corpus).pairs("test", label)}
+    from_english = languages[1] == "corpus"
+    assert len(rows) == 6 and all(
+        (row[2] in english, row[4] in english) == (from_english, not from_english) for row in rows
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,8 +124,12 @@ def test_training_goes_on_with_it(imported, data: Data, tmp_path, capsys):
             "input.source_language is 'german', which is none of the 202 languages",
         ),
         (
-            ("export", "--logdir={log}", "--devices=1", "--program=decode", "--output={log}/new"),
-            "input.target_language is empty, but the tokenizers have 202 languages",
+            ("translate", "--logdir={log}", *_FAST, "--source_language=corpus", "--target_language=eng_Latn"),
+            "input.source_language is corpus, the language of each pair of a corpus, but the texts are of no corpus",
+        ),
+        (
+            ("translate", "--logdir={log}", *_FAST, *_LANGUAGES, "--set=search.force_first=false"),
+            "search.force_first is false, but by the tokenizers in .*, translations begin with their language. Pass",
         ),
         (
             ("checkpoint", "convert", "--input={log}/../model", "--logdir={log}"),

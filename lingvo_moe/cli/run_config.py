@@ -77,6 +77,8 @@ class RunConfig(MeshConfig):
         flags.DEFINE_string, program_cache.default, "directory where compiled programs are cached; off for no cache"
     )
     corpus: str | None = None
+    source_language: str | None = None
+    target_language: str | None = None
 
     def full_name(self) -> str:
         """See `ModelConfig.full_name`; `recorded.by_default` takes the model from the log directory."""
@@ -95,7 +97,26 @@ class RunConfig(MeshConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CorpusConfig(RunConfig):
+class LanguagesConfig(RunConfig):
+    """The flags of a command that reads texts which, for an imported model, begin with their language."""
+
+    source_language: str | None = flag(
+        flags.DEFINE_string,
+        None,
+        "to read, for an imported model: fra_Latn of NLLB-200, fr of M2M-100; corpus for that of each pair of --corpus",
+        sets="input.source_language",
+    )
+    target_language: str | None = flag(
+        flags.DEFINE_string,
+        None,
+        "to translate into, for an imported model: eng_Latn of NLLB-200, en of M2M-100; corpus for that of each pair "
+        "of --corpus, which is then read from English",
+        sets="input.target_language",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CorpusConfig(LanguagesConfig):
     """The flags of a command that reads a corpus."""
 
     corpus: str | None = flag(flags.DEFINE_string, None, "directory of tools.build_corpus's output", sets="corpus")
@@ -156,25 +177,13 @@ class SearchConfig(RunConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TranslateConfig(SearchConfig):
+class TranslateConfig(LanguagesConfig, SearchConfig):
     """The flags of `translate`."""
 
     input: str = flag(
         flags.DEFINE_string,
         "-",
         "a file of sentences, one a line, or a gettext catalog (.po, .pot); - for standard input",
-    )
-    source_language: str | None = flag(
-        flags.DEFINE_string,
-        None,
-        "of the input, for an imported model: fra_Latn of NLLB-200, fr of M2M-100",
-        sets="input.source_language",
-    )
-    target_language: str | None = flag(
-        flags.DEFINE_string,
-        None,
-        "to translate into, for an imported model: eng_Latn of NLLB-200, en of M2M-100",
-        sets="input.target_language",
     )
     output: str = flag(
         flags.DEFINE_string,

@@ -50,7 +50,8 @@ def configure(config: RunConfig, changes: Mapping[str, object]) -> tuple[str, Ex
     """Returns the model's full name, its experiment on the mesh of the flags, and all assignments; needs no device."""
     name = config.full_name()
     _check_engine(config)
-    changes = {"corpus": config.corpus, "tokenizers": config.tokenizers, **changes}
+    languages = {f"input.{field}": getattr(config, field) for field in ("source_language", "target_language")}
+    changes = {"corpus": config.corpus, "tokenizers": config.tokenizers, **languages, **changes}
     assignments = [*config.assignments, *(f"{path}={value}" for path, value in changes.items() if value is not None)]
     return name, get_experiment(name, assignments, config.device_mesh()), assignments
 

@@ -42,12 +42,7 @@ def translate(config: TranslateConfig):
 
 def _translate(config: TranslateConfig):
     require_translation(config)
-    changes = {
-        "search.beam_size": config.beam_size,
-        "input.source_language": config.source_language,
-        "input.target_language": config.target_language,
-    }
-    name, experiment, engine = run_setup.set_up(config, "decode", changes)
+    name, experiment, engine = run_setup.set_up(config, "decode", {"search.beam_size": config.beam_size})
     if not 1 <= config.n_best <= experiment.search.beam_size:
         raise UserError(
             f"--n_best={config.n_best}: expected 1 to {experiment.search.beam_size}, the hypotheses of the beam; for "

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from lingvo_moe import ranges
-from lingvo_moe.data.tokenizer import SIDES, SPECIAL_IDS, Tokenizers
+from lingvo_moe.data.tokenizer import OF_CORPUS, SIDES, SPECIAL_IDS, Tokenizers
 from lingvo_moe.errors import UserError
 from lingvo_moe.ranges import COUNT, COUNT_OR_0, SHARE, Range
 from lingvo_moe.sharding.layout import AUTO, DeviceMesh, Layout, Spec
@@ -120,8 +120,9 @@ class InputConfig(BatchConfig):
       sentence_balance: 0 reads every pair of a language equally often, 1 every English sentence, however many languages
         have it; values between are between. See `sentence_balance`.
       name_substitution: the share of the training pairs with names that have new ones; see `name_substitution`.
-      source_language, target_language: of all pairs, for tokenizers that have pieces for languages, which begin each
-        text; see `data.tokenizer`. Empty for others.
+      source_language, target_language: for tokenizers that have pieces for languages, which begin each text (see
+        `data.tokenizer`); empty for others. `corpus` stands for the language of each pair, by its label in the corpus
+        (see `data.pair_languages`): as the source's, pairs are read from it into English, as the target's from English.
       bos_id: the token that begins the decoder's input; 1, that of eos, in fairseq's models.
       packing: whether a row may have several pairs. Without it a row is one pair.
       lookahead: packing closes a batch when this many pairs do not fit into it; they start the next one. A larger value
@@ -160,6 +161,11 @@ class InputConfig(BatchConfig):
         shares = dict.fromkeys(("sentence_balance", "name_substitution"), SHARE)
         others = {"seed": COUNT_OR_0, "bos_id": COUNT_OR_0, "temperature": temperature, **shares}
         ranges.check("input.", self, {**lengths, **counts, **others})
+        if self.source_language == self.target_language == OF_CORPUS:
+            raise UserError(
+                f"input.source_language and input.target_language are both {OF_CORPUS}, but one side of each pair is "
+                f"English. Set one of them to the model's name of English, such as eng_Latn or en."
+            )
 
     @property
     def lengths(self) -> dict[str, int]:
@@ -190,13 +196,13 @@ class InputConfig(BatchConfig):
     def open_readers(self, corpus: str | pathlib.Path, tokenizers: str | pathlib.Path) -> Readers:
         """Opens what reads the sides of a corpus's pairs; raises UserError if it is missing or corrupt."""
         del corpus  # its texts are the input
-        loaded = Tokenizers.load(tokenizers).in_languages(self.languages)
+        loaded = Tokenizers.load(tokenizers)
         of_sides = {side: getattr(loaded, side) for side in self.lengths}
         return Readers(of_sides, _hashes(loaded))
 
     @property
     def languages(self) -> dict[str, str]:
-        """The languages of the texts, by side."""
+        """The languages of the texts, by side, as the fields name them."""
         return {side: getattr(self, f"{side}_language") for side in self.lengths}
 
     def identities(self, tokenizers: str | pathlib.Path) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from lingvo_moe.data.batching import Example, InputConfig, Readers
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.mixture import Mixture
 from lingvo_moe.data.name_substitution import NameSubstitution
+from lingvo_moe.data.pair_languages import PairLanguages, of_readers
 from lingvo_moe.data.sentence_balance import PairList, balance_sentences
 from lingvo_moe.data.tokenizer import SIDES, Tokenizer
 from lingvo_moe.errors import UserError
@@ -56,7 +57,11 @@ class TrainPairs:
         opened = Corpus.open_to_train(corpus)
         self._in_graph = in_graph
         self._readers, self.readers = _open_readers(opened, config, tokenizers)
-        self._pairs = _open_pairs(opened, config.sentence_balance)
+        labels = opened.languages_of("train")
+        self._languages = of_readers(config, self._readers, labels, f"{opened.directory}, training")
+        self._languages.warn()
+        self._pairs = _open_pairs(opened, config.sentence_balance, self._languages)
+        self._first_ids = _first_ids(self._languages, opened.languages)
         self._mixture = Mixture(tuple(map(len, self._pairs)), config.temperature, config.seed)
         self.identity = (opened.fingerprint, list(self.readers), config.temperature, config.seed)
         if any(languages := (config.source_language, config.target_language)):
@@ -98,8 +103,9 @@ class TrainPairs:
         @tf.autograph.experimental.do_not_convert
         def tokenize(indices):
             texts = call(self._read_texts, indices, tf.string)
-            texts.set_shape([None, 2])
-            return indices, {side: reader.tokenize(texts[:, SIDES.index(side)]) for side, reader in readers.items()}
+            texts.set_shape([None, 3])
+            tokens = {side: reader.tokenize(texts[:, SIDES.index(side)]) for side, reader in readers.items()}
+            return indices, texts[:, 2], tokens
 
         options = tf.data.Options()
         # There is nothing to tune, and closing an iterator waits for the tuner's thread, which after some minutes wakes
@@ -110,8 +116,9 @@ class TrainPairs:
         )
         op_error = tf.errors.OpError  # looked up now: where Python ends before this iterator, TensorFlow is gone
         try:
-            for indices, tokens in chunks.map(tokenize, num_parallel_calls=1).prefetch(_PREFETCHED_CHUNKS):
-                yield from _examples(indices.numpy().tolist(), {side: _rows(ragged) for side, ragged in tokens.items()})
+            for indices, languages, tokens in chunks.map(tokenize, num_parallel_calls=1).prefetch(_PREFETCHED_CHUNKS):
+                rows = {side: _rows(ragged) for side, ragged in tokens.items()}
+                yield from _examples(indices.numpy().tolist(), self._in_languages(languages.numpy(), rows))
         except op_error as error:
             # TensorFlow wraps the error of a Python function into a page of its own.
             raise (failures[0] if failures else error) from None
@@ -123,15 +130,32 @@ class TrainPairs:
             side: reader.encode([text.decode() for text in texts[:, SIDES.index(side)]])
             for side, reader in self._readers.items()
         }
-        return _examples(indices.tolist(), tokens)
+        return _examples(indices.tolist(), self._in_languages(texts[:, 2], tokens))
+
+    def _in_languages(self, languages: np.ndarray, tokens: Mapping[str, Sequence]) -> Mapping[str, Sequence]:
+        """Returns the tokens of each side, which begin with that of their language, if the tokenizers have some.
+
+        Args:
+          languages: the last column of `_read_texts`.
+          tokens: without it.
+        """
+        if not any(self._first_ids):
+            return tokens
+        return _begun([self._first_ids[int(language)] for language in languages], tokens)
 
     def _read_texts(self, indices: np.ndarray) -> np.ndarray:
-        """Returns the pairs of the examples `indices` `[N]` as UTF-8: `[N, 2] bytes`."""
-        sampled = zip(*(part.tolist() for part in self._mixture.sample(indices)), strict=True)
-        pairs: Iterable[tuple[str, str]] = (self._pairs[language][index] for language, index in sampled)
+        """Returns source and target of the examples `indices` `[N]`, and the number of the language: `[N, 3] bytes`."""
+        languages, numbers = (part.tolist() for part in self._mixture.sample(indices))
+        pairs: Iterable[tuple[str, str]] = (
+            self._pairs[language][number] for language, number in zip(languages, numbers, strict=True)
+        )
         if self._substitute:
             pairs = (self._substitute(number, *pair) for number, pair in zip(indices.tolist(), pairs, strict=True))
-        return np.array([[source.encode(), english.encode()] for source, english in pairs], dtype=object)
+        rows = [
+            (*(text.encode() for text in self._languages.in_order(*pair)), b"%d" % language)
+            for pair, language in zip(pairs, languages, strict=True)
+        ]
+        return np.array(rows, dtype=object)
 
 
 class HeldOutPairs:
@@ -150,19 +174,22 @@ class HeldOutPairs:
         opened = Corpus.open(corpus)
         self._config = config
         self._readers, _ = _open_readers(opened, config, tokenizers)
-        self._pairs = [
-            opened.sample(split, language, max_pairs)
-            for language in dict.fromkeys(languages or opened.languages_of(split))
-        ]
+        chosen = dict.fromkeys(languages or opened.languages_of(split))
+        self._languages = of_readers(config, self._readers, chosen, f"{opened.directory}, {split}")
+        labels = list(self._languages.by_label)
+        self._first_ids = _first_ids(self._languages, labels)
+        self._pairs = [opened.sample(split, label, max_pairs) for label in labels]
 
     def examples(self, shuffled: bool) -> Iterator[Example]:
         """Yields one pair of each language, then a second of each, and so on; equal targets have equal numbers."""
         numbered = ((number, *place) for number, place in enumerate(self._in_turn()))
         if not shuffled:
-            return self._tokenized((number, *self._pairs[language][index]) for number, language, index in numbered)
+            return self._tokenized(
+                (number, language, *self._pair(language, index)) for number, language, index in numbered
+            )
         others = self._other_sources
         return self._tokenized(
-            (number, self._pairs[language][others[language][index]][0], self._pairs[language][index][1])
+            (number, language, self._pair(language, others[language][index])[0], self._pair(language, index)[1])
             for number, language, index in numbered
             if index in others[language]
         )
@@ -172,6 +199,10 @@ class HeldOutPairs:
         for index in range(max(map(len, self._pairs), default=0)):
             yield from ((language, index) for language, pairs in enumerate(self._pairs) if index < len(pairs))
 
+    def _pair(self, language: int, index: int) -> tuple[str, str]:
+        """Returns (source, target) of a pair."""
+        return self._languages.in_order(*self._pairs[language][index])
+
     @functools.cached_property
     def _other_sources(self) -> list[dict[int, int]]:
         """For each language, the pair whose source a target gets, for all pairs that fit into a row.
@@ -179,21 +210,22 @@ class HeldOutPairs:
         It is half of these pairs away. The shuffled pairs fit, too. (Rows have a limit for each side.)
         """
         others = []
-        for pairs in self._pairs:
-            texts = ((number, source, target) for number, (source, target) in enumerate(pairs))
+        for language, pairs in enumerate(self._pairs):
+            texts = [(number, language, *self._pair(language, number)) for number in range(len(pairs))]
             fitting = [example.stream_index for example in self._tokenized(texts) if self._config.fits(example)]
             half = len(fitting) // 2
             rotated = [*fitting[-half:], *fitting[:-half]]
             others.append(dict(zip(fitting, rotated)) if half else {})
         return others
 
-    def _tokenized(self, texts: Iterator[tuple[int, str, str]]) -> Iterator[Example]:
-        """Yields the example of each (number, source, target)."""
+    def _tokenized(self, texts: Iterable[tuple[int, int, str, str]]) -> Iterator[Example]:
+        """Yields the example of each (number, language, source, target)."""
+        texts = iter(texts)
         while chunk := list(itertools.islice(texts, _CHUNK)):
-            numbers, *sides = zip(*chunk, strict=True)
+            numbers, languages, *sides = zip(*chunk, strict=True)
             sentences: dict[str, tuple[str, ...]] = dict(zip(SIDES, sides, strict=True))
             tokens = {side: reader.encode(sentences[side]) for side, reader in self._readers.items()}
-            yield from _examples(numbers, tokens)
+            yield from _examples(numbers, _begun([self._first_ids[language] for language in languages], tokens))
 
 
 def _open_readers(corpus: Corpus, config: InputConfig, tokenizers: str | pathlib.Path) -> Readers:
@@ -207,13 +239,29 @@ def _open_readers(corpus: Corpus, config: InputConfig, tokenizers: str | pathlib
     return readers
 
 
-def _open_pairs(corpus: Corpus, sentence_balance: float) -> list[PairList]:
+def _open_pairs(corpus: Corpus, sentence_balance: float, chosen: PairLanguages) -> list[PairList]:
     """Returns the list that the training examples of each language of the corpus are drawn from."""
-    languages = corpus.languages_of("train")
+    languages = list(chosen.by_label)
     pairs = [corpus.pairs("train", language) for language in languages]
     lists = balance_sentences(pairs, sentence_balance) if sentence_balance else pairs
     by_language = dict(zip(languages, lists, strict=True))
     return [by_language.get(language, ()) for language in corpus.languages]
+
+
+def _first_ids(languages: PairLanguages, labels: Iterable[str]) -> list[dict[str, int]]:
+    """Returns for each label the ids that the texts of both sides begin with, by side; none if it is left out."""
+    return [languages.first_ids(label) if label in languages.by_label else {} for label in labels]
+
+
+def _begun(first_ids: Sequence[Mapping[str, int]], tokens: Mapping[str, Sequence[np.ndarray]]) -> Mapping[str, list]:
+    """Returns the tokens of each side, of which those of an example begin with its `first_ids`."""
+    return {
+        side: [
+            np.concatenate([np.array([first[side]], np.int32), ids]) if side in first else ids
+            for first, ids in zip(first_ids, of_side, strict=True)
+        ]
+        for side, of_side in tokens.items()
+    }
 
 
 def _examples(indices: Iterable[int], tokens: Mapping[str, Iterable[np.ndarray]]) -> Iterator[Example]:

@@ -41,6 +41,7 @@ from lingvo_moe.utils.hashes import sha256
 SPECIAL_IDS = {"pad": 0, "eos": 1, "bos": 2, "unk": 3}
 MANIFEST = "tokenizer.json"
 SIDES = ("source", "target")
+OF_CORPUS = "corpus"  # in the place of a language: that of each pair, by its label in the corpus
 _LINE_OR_COLUMN_END = re.compile("[\t-\r\x1c-\x1e\x85\u2028\u2029]")
 _MAX_MODEL = 2**28  # bytes, of a decompressed model
 _MOST_SHOWN = 8  # languages in a message
@@ -113,17 +114,37 @@ class Tokenizer:
         """The id of the piece of `language`; None without one."""
         return self._processor.piece_to_id(self.language) if self.language else None
 
+    @functools.cached_property
+    def language_names(self) -> tuple[str, ...]:
+        """The names of the languages: `fra_Latn`, or `fr` of a piece `__fr__`."""
+        return tuple(piece.strip("_") for piece in self.languages)
+
+    def id_of_language(self, name: str) -> int:
+        """Returns the id of the piece of a language, by its name or that piece."""
+        return self._processor.piece_to_id(self.languages[self.language_names.index(name.strip("_"))])
+
     def in_language(self, language: str, field: str) -> Tokenizer:
         """Returns the tokenizer of texts in a language.
 
         Args:
-          language: `fra_Latn`, or `fr` for a piece `__fr__`; empty for none.
+          language: its name, see `language_names`, or its piece; empty for none.
           field: the hyperparameter that names it, for errors.
 
         Raises:
           UserError: there is no such language, or none is named where texts begin with one.
         """
-        known = {piece.strip("_"): piece for piece in self.languages}
+        self.check_language(language, field)
+        if language == OF_CORPUS:
+            raise UserError(
+                f"{field} is {OF_CORPUS}, the language of each pair of a corpus, but the texts are of no corpus. Pass "
+                f"--set={field}=NAME (`translate` has a flag for it) with one of {_shown(self.language_names)}."
+            )
+        known = dict(zip(self.language_names, self.languages))
+        return dataclasses.replace(self, language=known[language.strip("_")] if language else "")
+
+    def check_language(self, language: str, field: str):
+        """Raises UserError as `in_language`, but for OF_CORPUS only if there are no languages."""
+        known = self.language_names
         names = counted(len(known), "language")
         if not language and known:
             raise UserError(
@@ -132,12 +153,11 @@ class Tokenizer:
             )
         if language and not known:
             raise UserError(f"{field} is {language!r}, but the tokenizers have no languages; leave it out.")
-        if language and language.strip("_") not in known:
+        if language not in ("", OF_CORPUS) and language.strip("_") not in known:
             raise UserError(
                 f"{field} is {language!r}, which is none of the {names} of the tokenizers, {_shown(known)}."
                 f"{did_you_mean(language, known)}"
             )
-        return dataclasses.replace(self, language=known[language.strip("_")] if language else "")
 
     @functools.cached_property
     def vocabulary_size(self) -> int:
@@ -177,23 +197,9 @@ class Tokenizer:
         return [_LINE_OR_COLUMN_END.sub(" ", text) for text in self._processor.decode(texts)]
 
     def in_graph(self, call: Callable | None = None) -> Any:
-        """Returns an object whose `tokenize` gives a ragged tensor of the same `int32` ids as `encode`."""
+        """Returns an object whose `tokenize` gives a ragged tensor of the `int32` ids of `encode`, in no language."""
         del call  # it runs no Python function
-        plain = tf_text.SentencepieceTokenizer(model=self.model, out_type=tf.int32)
-        return plain if self.language_id is None else _BeginningWith(self.language_id, plain)
-
-
-@dataclasses.dataclass(frozen=True)
-class _BeginningWith:
-    """A tokenizer in a graph whose texts all begin with the id `first`."""
-
-    first: int
-    plain: Any
-
-    def tokenize(self, texts: tf.Tensor) -> Any:
-        """`[N] string` to a ragged `[N, None] int32`."""
-        first = tf.fill((tf.size(texts), 1), tf.constant(self.first, tf.int32))
-        return tf.concat([first, self.plain.tokenize(texts)], axis=1)
+        return tf_text.SentencepieceTokenizer(model=self.model, out_type=tf.int32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,6 +234,11 @@ class Tokenizers:
         source, target = (_load_verified(directory / manifest[side]["file"], manifest[side]) for side in SIDES)
         return cls(source, target, manifest)
 
+    @property
+    def by_side(self) -> dict[str, Tokenizer]:
+        """The tokenizers by side."""
+        return {side: getattr(self, side) for side in SIDES}
+
     def in_languages(self, languages: Mapping[str, str]) -> Tokenizers:
         """Returns the tokenizers of texts in these languages, by side; see `Tokenizer.in_language`."""
         of_sides = {
@@ -235,6 +246,11 @@ class Tokenizers:
             for side, language in languages.items()
         }
         return dataclasses.replace(self, **of_sides)
+
+    def check_languages(self, languages: Mapping[str, str]):
+        """Raises UserError as `Tokenizer.check_language`, of the languages of both sides."""
+        for side, language in languages.items():
+            getattr(self, side).check_language(language, f"input.{side}_language")
 
     @classmethod
     def load_for(cls, vocabularies: Mapping[str, int], directory: str | pathlib.Path) -> Tokenizers:

@@ -259,7 +259,7 @@ def multilingual() -> Tokenizer:
 
 
 def test_a_text_begins_with_the_piece_of_its_language(multilingual):
-    """In plain Python and in a graph; no text holds such a piece, and none is decoded."""
+    """No text holds such a piece, and none is decoded. In a graph, texts are in no language."""
     assert multilingual.languages == ("fra_Latn", "deu_Latn", "__en__") and multilingual.language_id is None
     german = multilingual.in_language("deu_Latn", "input.source_language")
     texts = [*_TEXTS, "", "deu_Latn fra_Latn"]
@@ -268,12 +268,14 @@ def test_a_text_begins_with_the_piece_of_its_language(multilingual):
     assert german.pieces([5]) == ["deu_Latn"] and not {4, 5, 6} & set(np.concatenate(plain).tolist())
     assert german.decode(tagged) == multilingual.decode(plain)
     ragged = german.in_graph().tokenize(tf.constant(texts))
-    assert ragged.dtype == tf.int32 and ragged.to_list() == [ids.tolist() for ids in tagged]
+    assert ragged.dtype == tf.int32 and ragged.to_list() == [ids.tolist() for ids in plain]
 
 
 def test_languages_have_one_or_another_form(multilingual):
     """M2M-100 has `__en__`; the same tokenizer of another language is another reader of texts."""
     english = multilingual.in_language("en", "f")
+    assert multilingual.language_names == ("fra_Latn", "deu_Latn", "en")
+    assert multilingual.id_of_language("en") == multilingual.id_of_language("__en__") == 6
     assert english.language_id == 6 and english == multilingual.in_language("__en__", "f") != multilingual
 
 
@@ -283,6 +285,7 @@ def test_languages_have_one_or_another_form(multilingual):
         ("", "f is empty, but the tokenizers have 3 languages, .* with one of deu_Latn, en, fra_Latn"),
         ("fra_Latin", "f is 'fra_Latin', which is none of the 3 languages .* Did you mean fra_Latn"),
         ("<s>", "f is '<s>', which is none of"),
+        ("corpus", "f is corpus, the language of each pair of a corpus, but the texts are of no corpus. Pass --set=f"),
     ],
 )
 def test_an_unknown_language_is_an_error(multilingual, language, message):
@@ -295,3 +298,9 @@ def test_a_language_of_tokenizers_without_languages_is_an_error(tokenizers):
     assert tokenizers.in_languages({"source": "", "target": ""}) == tokenizers
     with pytest.raises(UserError, match="input.source_language is 'fr', but the tokenizers have no languages; leave"):
         tokenizers.in_languages({"source": "fr"})
+    with pytest.raises(UserError, match="input.target_language is 'corpus', but the tokenizers have no languages"):
+        tokenizers.check_languages({"target": "corpus"})
+
+
+def test_the_language_of_each_pair_is_checked_where_a_corpus_is_read(multilingual):
+    multilingual.check_language("corpus", "f")

@@ -44,8 +44,8 @@ class BeamSearch:
       length_alpha: scores are divided by ((5 + length) / 6)^alpha (Wu et al. 2016, section 7, cited in appendix A.1).
       bos_id, eos_id: the token that begins the decoder's input, and the one that ends a hypothesis.
       forbidden_ids: tokens that no hypothesis contains (padding, bos, unknown).
-      first_id: the token that every hypothesis begins with, for instance that of its language; None if the model
-        chooses it. Its probability is 1, and it is one of the `max_length` tokens.
+      force_first: whether each sentence comes with the first token of its hypotheses, that of their language, instead
+        of the model choosing it. Its probability is 1, and it is one of the `max_length` tokens.
     """
 
     beam_size: int = 4
@@ -54,22 +54,16 @@ class BeamSearch:
     bos_id: int = 2
     eos_id: int = 1
     forbidden_ids: tuple[int, ...] = (0, 2, 3)
-    first_id: int | None = None
+    force_first: bool = False
 
     def __post_init__(self):
         counts = dict.fromkeys(("beam_size", "max_length"), COUNT)
         ids = {"bos_id": COUNT_OR_0, "eos_id": COUNT_OR_0}
-        if self.first_id is not None:
-            ids["first_id"] = COUNT_OR_0
         ranges.check("search.", self, {**counts, **ids, "length_alpha": _ALPHAS})
         if self.cache_length > MOST_POSITIONS:
             raise UserError(
                 f"search.beam_size {self.beam_size} x search.max_length {self.max_length} are {self.cache_length} "
                 f"positions of keys and values for a sentence; expected at most {MOST_POSITIONS}."
-            )
-        if self.first_id in self.forbidden_ids:
-            raise UserError(
-                f"search.first_id is {self.first_id}, which is among search.forbidden_ids; use another token."
             )
 
     @property
@@ -77,15 +71,19 @@ class BeamSearch:
         """T*K, the number of cache positions for one sentence."""
         return self.beam_size * self.max_length
 
-    def forbid(self, logits: tf.Tensor, t: tf.Tensor) -> tf.Tensor:
-        """Returns logits `[..., V]` of token number t with minus infinity for what it cannot be.
+    def forbid(self, logits: tf.Tensor, t: tf.Tensor, first_ids: tf.Tensor | None = None) -> tf.Tensor:
+        """Returns logits of token number t with minus infinity for what it cannot be.
 
-        These are the `forbidden_ids` and, for the first token, all but `first_id`.
+        Args:
+          logits: `[..., V]`; with `first_ids`, `[B, K, V]`.
+          t: scalar int32.
+          first_ids: `[B] int32`, the only possible first token of each sentence; None for any.
         """
         ids = tf.range(logits.shape[-1])
         forbidden = tf.reduce_any(tf.equal(ids[:, None], tf.constant(self.forbidden_ids, tf.int32)), axis=-1)
-        if self.first_id is not None:
-            forbidden = tf.where(tf.equal(t, 0), tf.not_equal(ids, self.first_id), forbidden)
+        if first_ids is not None:
+            others = tf.not_equal(ids, first_ids[:, None])
+            forbidden = tf.where(tf.equal(t, 0), others, forbidden)[:, None]
         return tf.where(forbidden, _IMPOSSIBLE, logits)
 
     def confidence(self, score: float, length: int) -> float:
@@ -96,7 +94,7 @@ class BeamSearch:
           length: in tokens, eos included.
         """
         log_probability = score * ((5 + length) / 6) ** self.length_alpha
-        chosen = length - (self.first_id is not None)
+        chosen = length - self.force_first
         return 0.0 if math.isnan(log_probability) else math.exp(log_probability / max(chosen, 1))
 
 
@@ -122,6 +120,7 @@ def flat_beam_search(
     present: tf.Tensor,
     context: Context,
     select_rows: SelectRows | None = None,
+    first_ids: tf.Tensor | None = None,
 ) -> Hypotheses:
     """Finds the K best translations of each sentence.
 
@@ -141,11 +140,12 @@ def flat_beam_search(
       select_rows: selects rows of the model's decoding state. With it, the search continues in a quarter of the batch
         as soon as that is enough for the searches that have not ended. Hypotheses stay the same, but for rounding, if
         the logits of a sentence do not depend on other sentences.
+      first_ids: `[B] int32`, the first token of each sentence's hypotheses, if the search has `force_first`.
 
     Returns:
       The hypotheses of all sentences.
     """
-    beam, batch = _Beam(search, context), present.shape[0]
+    beam, batch = _Beam(search, context, first_ids), present.shape[0]
     mask = context.annotate(tf.zeros((batch, search.beam_size, search.cache_length), tf.bool), "BTL")
     beams = {"active": beam.initial(batch), "finished": beam.no_finished(batch), "mask": mask}
     few = batch // _PART if select_rows else 0
@@ -153,7 +153,10 @@ def flat_beam_search(
     if select_rows and few:
         live = _first_true(beam.searched(present, beams), few)
         start = (t, _gather_rows(beams, live), select_rows(model_state, live))
-        t, narrow, _ = beam.run(step, tf.gather(present, live), start, until=0)
+        if first_ids is not None:
+            first_ids = tf.gather(first_ids, live)
+        narrow_beam = _Beam(search, context, first_ids)
+        t, narrow, _ = narrow_beam.run(step, tf.gather(present, live), start, until=0)
         beams = _write_rows(beams, live, narrow)
     return beam.result(t, beams["active"], beams["finished"])
 
@@ -181,8 +184,8 @@ class _Beam:
     `beams`.
     """
 
-    def __init__(self, search: BeamSearch, context: Context):
-        self._search, self._context = search, context
+    def __init__(self, search: BeamSearch, context: Context, first_ids: tf.Tensor | None):
+        self._search, self._context, self._first_ids = search, context, first_ids
 
     def run(
         self, step: Step, present: tf.Tensor, start: tuple[tf.Tensor, dict, dict], until: int
@@ -255,7 +258,7 @@ class _Beam:
     def expand(self, t: tf.Tensor, logits: tf.Tensor, active: dict, finished: dict) -> tuple[dict, dict, tf.Tensor]:
         """Extends every active hypothesis by every token; returns (active, finished, parents of the active ones)."""
         size, vocabulary = self._search.beam_size, logits.shape[-1]
-        logits = self._annotate(self._search.forbid(logits, t))
+        logits = self._annotate(self._search.forbid(logits, t, self._first_ids))
         chunks = VocabularyChunks.of(logits, 2 * size)
         best = chunks.largest()
         normalizers = best + tf.math.log(tf.reduce_sum(tf.exp(logits - best[..., None]), axis=-1))

@@ -39,13 +39,16 @@ _MODEL = Translation(
     num_groups=4,
 )
 _SEARCHES = [
-    BeamSearch(beam_size=k, max_length=_MAX_LENGTH, length_alpha=alpha, first_id=first)
-    for k, alpha, first in ((1, 0.6, None), (3, 0.0, 11), (4, 1.0, None))
+    BeamSearch(beam_size=k, max_length=_MAX_LENGTH, length_alpha=alpha, force_first=force)
+    for k, alpha, force in ((1, 0.6, False), (3, 0.0, True), (4, 1.0, False))
 ]
+# Of each sentence, where they are forced: among them one that a search forbids elsewhere.
+_FIRST_IDS = np.int32([11, 4, 11, 3, 5, 6, 11, 10])
 
 
-def _source_specs(rows: int) -> dict:
-    return {field: Spec((rows, _SOURCE_LENGTH), "int32", "BS") for field in ("ids", "segment_ids", "positions")}
+def _source_specs(rows: int, search: BeamSearch | None = None) -> dict:
+    specs = {field: Spec((rows, _SOURCE_LENGTH), "int32", "BS") for field in ("ids", "segment_ids", "positions")}
+    return {**specs, "first_ids": Spec((rows,), "int32", "B")} if search and search.force_first else specs
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +137,7 @@ class _Naive:
         started, self._step = engine.load(_naive_start(rows, state)), engine.load(_naive_step(rows, state))
         self._state = started({"theta": theta, "source": source})
 
-    def search(self, alpha: float, first_id: int | None) -> list[list[tuple[float, tuple[int, ...]]]]:
+    def search(self, alpha: float, force_first: bool) -> list[list[tuple[float, tuple[int, ...]]]]:
         """Returns (score, tokens) for each sentence: the finished ones, best first, then active ones up to K."""
         active = [[(0.0, ())] + [(-np.inf, ())] * (self._size - 1) for _ in range(_BATCH)]
         finished: list[list] = [[] for _ in range(_BATCH)]
@@ -145,9 +148,9 @@ class _Naive:
             logits = np.asarray(outputs["logits"], np.float64)
             logits[:, [0, 2, 3]] = -np.inf
             log_probabilities = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
-            if t == 0 and first_id is not None:
+            if t == 0 and force_first:
                 log_probabilities[:] = -np.inf
-                log_probabilities[:, first_id] = 0.0
+                log_probabilities[np.arange(len(logits)), np.repeat(_FIRST_IDS, self._size)] = 0.0
             parents = []
             for b in range(_BATCH):
                 active[b], own_parents = self._expand(
@@ -191,11 +194,12 @@ class _Naive:
 @functools.cache
 def _compiled(search: BeamSearch, mesh: DeviceMesh, platform: str):
     steps = Steps(_MODEL, Adafactor(), Layout.of(mesh), platform)
-    return Engine(mesh.size).load(steps.decode(_source_specs(_BATCH), search))
+    return Engine(mesh.size).load(steps.decode(_source_specs(_BATCH, search), search))
 
 
 def _flat(theta: dict, source: dict, search: BeamSearch, mesh: DeviceMesh, platform: str = "") -> dict:
-    outputs = _compiled(search, mesh, platform)({"theta": theta, "source": source})
+    first_ids = {"first_ids": _FIRST_IDS} if search.force_first else {}
+    outputs = _compiled(search, mesh, platform)({"theta": theta, "source": {**source, **first_ids}})
     return {name: np.asarray(value) for name, value in outputs.items()}
 
 
@@ -206,13 +210,14 @@ def test_flat_equals_naive_hypothesis_by_hypothesis(theta, source, search):
 
     This holds for the plain program and for the one that is optimised for a CPU.
     """
-    expected = _Naive(theta, source, search.beam_size).search(search.length_alpha, search.first_id)
+    expected = _Naive(theta, source, search.beam_size).search(search.length_alpha, search.force_first)
     for outputs in (_flat(theta, source, search, DeviceMesh(), platform) for platform in ("", "cpu")):
         for b in range(_BATCH):
             assert len(expected[b]) == search.beam_size
             for k, (score, tokens) in enumerate(expected[b]):
                 length = outputs["lengths"][b, k]
-                assert tuple(outputs["ids"][b, k, :length]) == tokens and search.first_id in (None, tokens[0])
+                assert tuple(outputs["ids"][b, k, :length]) == tokens
+                assert not search.force_first or tokens[0] == _FIRST_IDS[b]
                 assert not outputs["ids"][b, k, length:].any()
                 assert outputs["scores"][b, k] == pytest.approx(score, abs=_TOLERANCE)
     lengths = {len(tokens) for beam in expected for _, tokens in beam}
@@ -238,7 +243,7 @@ def test_weights_prepared_once_find_the_same(theta, source, mesh):
 @pytest.mark.slow
 def test_partitioned_search_equals_unpartitioned(theta, source):
     """On four devices, optimised for a CPU or not, and on a 2x2 mesh: the same hypotheses as on one device."""
-    search = _SEARCHES[-1]
+    search = dataclasses.replace(_SEARCHES[-1], force_first=True)
     one = _flat(theta, source, search, DeviceMesh())
     for mesh, platform in (((4,), ""), ((4,), "cpu"), ((2, 2), "")):
         outputs = _flat(theta, source, search, DeviceMesh(mesh), platform)
@@ -433,13 +438,11 @@ def test_confidence_does_not_depend_on_the_length_penalty(alpha):
 
 def test_the_first_token_if_it_is_given_is_not_in_doubt():
     """Its probability is 1, and the mean is that of the others."""
-    search = BeamSearch(length_alpha=0.0, first_id=4)
+    search = BeamSearch(length_alpha=0.0, force_first=True)
     assert search.confidence(np.log(0.5 * 0.125), 3) == pytest.approx(0.25)
-    with pytest.raises(UserError, match="search.first_id is 3, which is among search.forbidden_ids"):
-        BeamSearch(first_id=3)
 
 
-@pytest.mark.parametrize("change", [{"beam_size": 0}, {"max_length": 0}, {"first_id": -1}])
+@pytest.mark.parametrize("change", [{"beam_size": 0}, {"max_length": 0}])
 def test_sizes_below_one_are_errors(change):
     """The message names the field."""
     with pytest.raises(UserError, match=next(iter(change))):

@@ -135,10 +135,12 @@ def test_the_search_finds_the_same(case, devices):
         max_length=case.golden["facts"]["max_new_tokens"],
         length_alpha=0.0,
         forbidden_ids=(),
-        first_id=case.tokens("", LANGUAGE)[0],
+        force_first=True,
     )
+    config = dataclasses.replace(config, search=search)
     decoding = Engine(devices, "cpu").decoding(config.steps, config.decoding_specs(), search)
     decoding.load(tree.unflatten(case.found.theta))
+    batch["first_ids"] = np.full(len(examples), case.tokens("", LANGUAGE)[0], np.int32)
     found = {name: np.asarray(value) for name, value in decoding.decode(batch).items()}
     same, compared = 0, 0
     for row, example in enumerate(examples):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 from lingvo_moe.data.corpus import Corpus
+from lingvo_moe.data.pair_languages import PairLanguages
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference.lines.translation import Translation
 from lingvo_moe.inference.translator import Translator
 
+# Where words have no spaces between them, BLEU is of characters; in Chinese, of characters and foreign words.
+_OF_CHARACTERS = ("ja", "th", "lo", "km", "my", "bo", "dz")
 _GROUPS = ("high resource", "middle resource", "low resource")
 
 
@@ -50,7 +54,12 @@ class Translated:
 
 
 def translate_held_out(
-    translator: Translator, corpus: Corpus, languages: Sequence[str] = (), max_pairs: int = 100, split: str = "test"
+    translator: Translator,
+    corpus: Corpus,
+    languages: Sequence[str] = (),
+    max_pairs: int = 100,
+    split: str = "test",
+    named: PairLanguages | None = None,
 ) -> tuple[list[Translated], int]:
     """Translates up to `max_pairs` sentences of each language.
 
@@ -60,6 +69,7 @@ def translate_held_out(
       languages: which; all that have the split if empty.
       max_pairs: of each language, see `Corpus.sample`.
       split: `test` or `valid`.
+      named: the languages of the pairs, which the translator is to read and write; None for its own.
 
     Returns:
       (the sentences, the number of those left out, which are longer than the model's limit). Languages are in the order
@@ -68,30 +78,56 @@ def translate_held_out(
     Raises:
       UserError: as `choose_languages`, or all sentences are longer than the model's limit.
     """
-    pairs, left_out = _held_out(translator, corpus, languages, max_pairs, split)
-    translations = translator.translate([source for _, source, _ in pairs])
-    found = [
-        Translated(language, source, best, reference)
-        for (language, source, reference), (best, *_) in zip(pairs, translations, strict=True)
-    ]
+    pairs, left_out = _held_out(translator, corpus, languages, max_pairs, split, named)
+    found = []
+    for names, group in itertools.groupby(pairs, lambda pair: named.by_label[pair[0]] if named else {}):
+        sentences = list(group)
+        own = translator.between(names["source"], names["target"]) if names else translator
+        translations = own.translate([source for _, source, _ in sentences])
+        found += [
+            Translated(language, source, best, reference)
+            for (language, source, reference), (best, *_) in zip(sentences, translations, strict=True)
+        ]
     return found, left_out
 
 
-def score(corpus: Corpus, translated: Sequence[Translated]) -> list[LanguageScore]:
-    """Returns one score for each language, in the order of `translated`, beside that of copying the sources."""
+def score(corpus: Corpus, translated: Sequence[Translated], from_english: bool = False) -> list[LanguageScore]:
+    """Returns one score for each language, beside that of copying the sources.
+
+    Args:
+      corpus: of the sentences.
+      translated: the sentences; scores are in their order.
+      from_english: whether the references are in the language of the label, not in English.
+    """
     by_language: dict[str, list[Translated]] = {}
     for sentence in translated:
         by_language.setdefault(sentence.language, []).append(sentence)
-    return [_score(language, corpus.count("train", language), sentences) for language, sentences in by_language.items()]
+    return [
+        _score(language, corpus.count("train", language), sentences, _tokenization(language) if from_english else "13a")
+        for language, sentences in by_language.items()
+    ]
+
+
+def _tokenization(label: str) -> str:
+    """Returns sacreBLEU's name of how BLEU divides texts of a language."""
+    language = label.partition("_")[0]
+    return "zh" if language == "zh" else "char" if language in _OF_CHARACTERS else "13a"
 
 
 def _held_out(
-    translator: Translator, corpus: Corpus, languages: Sequence[str], max_pairs: int, split: str
+    translator: Translator,
+    corpus: Corpus,
+    languages: Sequence[str],
+    max_pairs: int,
+    split: str,
+    named: PairLanguages | None,
 ) -> tuple[list[tuple[str, str, str]], int]:
     """Returns ((language, source, reference) of the sentences that fit the model, the number of the others)."""
     pairs, left_out = [], 0
     for language in choose_languages(corpus, languages, split):
-        sample = corpus.sample(split, language, max_pairs)
+        if named and language in named.left_out:
+            continue
+        sample = [named.in_order(*pair) if named else pair for pair in corpus.sample(split, language, max_pairs)]
         fits = translator.fits([source for source, _ in sample])
         kept = [(language, *pair) for pair, fit in zip(sample, fits) if fit]
         left_out += len(sample) - len(kept)
@@ -124,14 +160,14 @@ def choose_languages(corpus: Corpus, languages: Sequence[str], split: str) -> li
     return sorted(chosen, key=lambda language: (-corpus.count("train", language), language))
 
 
-def _score(language: str, train_pairs: int, sentences: Sequence[Translated]) -> LanguageScore:
+def _score(language: str, train_pairs: int, sentences: Sequence[Translated], tokenization: str) -> LanguageScore:
     import sacrebleu  # slow to import, and only evaluation needs it
 
     references = [[sentence.reference for sentence in sentences]]
 
     def scores(hypotheses: list[str]) -> tuple[float, float]:
         return (
-            sacrebleu.corpus_bleu(hypotheses, references).score,
+            sacrebleu.corpus_bleu(hypotheses, references, tokenize=tokenization).score,
             sacrebleu.corpus_chrf(hypotheses, references).score,
         )
 

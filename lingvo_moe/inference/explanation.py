@@ -40,7 +40,7 @@ class Explainer:
           UserError: no layer of the model has experts, or there is no tokenizer.
         """
         self._name, self._experiment, self._logdir = name, experiment, logdir
-        self._tokenizers = experiment.open_tokenizers()
+        self._tokenizers = experiment.tokenizers_of_languages()
         # A row holds one pair, the longest translation of the search included.
         self._input = dataclasses.replace(
             experiment.texts,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import hashlib
 import logging
 import pathlib
@@ -67,22 +68,38 @@ class Translator:
                 f"{name} does not translate; `inference.held_out_loss`, `recognizer` and `segmenter` are for models of "
                 "other kinds."
             )
-        self.name, self.experiment = name, experiment
-        self._tokenizers = experiment.open_tokenizers()
-        self._search = experiment.decoding_search(self._tokenizers)
-        language = self._tokenizers.target.language
-        self._reader = LineReader(
-            self._tokenizers.source,
-            experiment.texts.source_length - 1,
-            self._tokenizers.target if copy_english and not language else None,
-            experiment.reread_below,
-            numbers_in_english=is_english(language),
-        )
+        self.name, self.experiment, self._copy_english = name, experiment, copy_english
+        self._read_with(experiment.tokenizers_of_languages())
         with trained_weights(name, experiment, logdir) as restore:
-            self._decoding = engine.decoding(experiment.steps, experiment.decoding_specs(), self._search)
+            self._decoding = engine.decoding(experiment.steps, experiment.decoding_specs(), experiment.search)
             self.step, theta = restore(self._decoding.shardings)
         self.digest = _digest(theta, self._tokenizers)
         self._decoding.load(theta)
+
+    def between(self, source_language: str, target_language: str) -> Translator:
+        """Returns a translator between other languages, with the same weights and program.
+
+        Args:
+          source_language: of the texts, by its name among those of the tokenizers, such as `deu_Latn`.
+          target_language: of their translations.
+
+        Raises:
+          UserError: the tokenizers do not have such a language.
+        """
+        other = copy.copy(self)
+        other._read_with(self._tokenizers.in_languages({"source": source_language, "target": target_language}))
+        return other
+
+    def _read_with(self, tokenizers: Tokenizers):
+        """Sets what reads and writes texts."""
+        self._tokenizers, language = tokenizers, tokenizers.target.language
+        self._reader = LineReader(
+            tokenizers.source,
+            self.experiment.texts.source_length - 1,
+            tokenizers.target if self._copy_english and not language else None,
+            self.experiment.reread_below,
+            numbers_in_english=is_english(language),
+        )
 
     def fits(self, sentences: Sequence[str]) -> list[bool]:
         """Returns for each sentence whether it is short enough: fewer than `input.source_length` tokens.
@@ -152,7 +169,9 @@ class Translator:
 
     def _translate_batch(self, source: dict[str, np.ndarray]) -> Iterator[list[Translation]]:
         """Yields the translations of each row."""
-        hypotheses = self._decoding.decode(source)
+        first = self._tokenizers.target.language_id
+        first_ids = {} if first is None else {"first_ids": np.full(len(source["ids"]), first, np.int32)}
+        hypotheses = self._decoding.decode({**source, **first_ids})
         ids, scores, lengths = (np.asarray(hypotheses[field]) for field in ("ids", "scores", "lengths"))
         empty = 1 + (self._tokenizers.source.language_id is not None)  # the language, and eos
         for row, tokens in enumerate(np.count_nonzero(source["segment_ids"], axis=1)):
@@ -171,7 +190,7 @@ class Translator:
                 text,
                 float(score),
                 ((sentence, tuple(token for token in row if token != eos)),),
-                self._search.confidence(float(score), len(row)),
+                self.experiment.search.confidence(float(score), len(row)),
                 truncated=eos not in row,
             )
             for text, score, row in zip(texts, scores, rows)
