@@ -21,6 +21,8 @@ from lingvo_moe.utils.counts import counted
 
 Config = TypeVar("Config", bound=CommandConfig)
 _logger = logging.getLogger(__name__)
+# What a new training with the weights of another has of its own: its data, and how it trains.
+_OF_TRAINING = ("corpus", "optimizer.", "training.", hyperparameters.LAYOUT)
 
 
 def read(config: type[Config], values: flags.FlagValues) -> Config:
@@ -40,6 +42,9 @@ def read(config: type[Config], values: flags.FlagValues) -> Config:
 def by_default(config: Config) -> Config:
     """Returns `config` with the model and hyperparameters of its log directory, before those of its own flags.
 
+    Those of a new training without --model are of the log directory that --initial_weights names, but for the corpus,
+    the optimizer and the schedule.
+
     Raises:
       UserError: the file in the log directory cannot be used, or a flag is wrong.
     """
@@ -47,6 +52,9 @@ def by_default(config: Config) -> Config:
         return config
     file = pathlib.Path(config.logdir) / hyperparameters.FILE
     found = hyperparameters.load(file.parent)
+    if found is None and isinstance(config, TrainConfig) and config.initial_weights and not config.model:
+        file = pathlib.Path(config.initial_weights) / hyperparameters.FILE
+        found = _of_model(hyperparameters.load(file.parent))
     if found is None:
         if not config.model:
             raise UserError(
@@ -70,6 +78,15 @@ def by_default(config: Config) -> Config:
     if isinstance(config, TrainConfig):
         _warn_of_layout(found.values.get(hyperparameters.LAYOUT), name, assignments)
     return dataclasses.replace(config, model=name, assignments=assignments)
+
+
+def _of_model(found: hyperparameters.Recorded | None) -> hyperparameters.Recorded | None:
+    """Returns the hyperparameters without those of one training."""
+    if found is None:
+        return None
+    return found._replace(
+        values={path: value for path, value in found.values.items() if not path.startswith(_OF_TRAINING)}
+    )
 
 
 def _of_this_machine(config: RunConfig | ExportConfig, assignments: Sequence[str]) -> tuple[str, ...]:

@@ -77,6 +77,30 @@ def test_export_takes_the_hyperparameters_of_a_training_and_reads_no_texts(tmp_p
     assert not [record for record in caplog.records if record.levelno == logging.WARNING]
 
 
+def test_new_training_takes_the_model_of_its_initial_weights(tmp_path, caplog):
+    """Not how that was trained, nor on what. What the new one records comes first when it resumes."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    for directory in (old, new):
+        directory.mkdir()
+    trained = ("optimizer.beta1=0.5", "training.seed=7", "layout=gspmd", f"corpus={tmp_path}")
+    _save(old, "model.num_heads=2", "input.source_length=32", f"tokenizers={tmp_path}", *trained)
+    flags = (f"--logdir={new}", f"--initial_weights={old}", "--set=input.source_length=64")
+    found = recorded.by_default(_config(*flags, kind=run_config.TrainConfig))
+    assert found.model == MODEL
+    own = {"model.num_heads=2", f"tokenizers={tmp_path}", "input.source_length=32", "input.source_length=64"}
+    assert set(found.assignments) == own and found.assignments[-1] == "input.source_length=64"
+    assert not [record for record in caplog.records if record.levelno == logging.WARNING]
+    _save(new, "model.num_heads=8")
+    assert recorded.by_default(_config(*flags, kind=run_config.TrainConfig)).assignments[0] == "model.num_heads=8"
+    named = recorded.by_default(
+        _config(*flags[1:], f"--logdir={tmp_path}", f"--model={MODEL}", kind=run_config.TrainConfig)
+    )
+    assert named.assignments == ("input.source_length=64",), "with --model, its own hyperparameters"
+    with pytest.raises(UserError, match="--model is missing, and there is no .*/none/hyperparameters.json"):
+        flags = (f"--logdir={tmp_path}", f"--initial_weights={tmp_path}/none")
+        recorded.by_default(_config(*flags, kind=run_config.TrainConfig))
+
+
 def test_another_model_has_its_own_hyperparameters(logdir, caplog):
     """The weights may fit it; the settings of the first need not."""
     config = _config(f"--logdir={logdir}", "--model=m4.QuickstartShort")

@@ -136,8 +136,8 @@ class TrainConfig(CorpusConfig):
     initial_weights: str | None = flag(
         flags.DEFINE_string,
         None,
-        "start new training with these weights instead of random ones: a log directory, or a file of `checkpoint "
-        "convert --output`",
+        "start new training with these weights instead of random ones: a log directory, which has the model, too, if "
+        "--model is not passed; or a file of `checkpoint convert --output`",
     )
     initial_set: tuple[str, ...] = flag(
         flags.DEFINE_multi_string,
