@@ -282,8 +282,15 @@ class Quickstart(Recipe):
 
 
 @registry.register
+class QuickstartMedium(Quickstart):
+    """The same, with as many steps as fit in 20 minutes on two cores with AVX-512 and no fast matmuls in bfloat16."""
+
+    steps = 3600
+
+
+@registry.register
 class QuickstartShort(Quickstart):
-    """The same, with as many steps as fit in 20 minutes on two cores that have no fast matmuls in bfloat16."""
+    """The same, with as many steps as fit in 20 minutes on two cores that have neither."""
 
     steps = 1800
 

@@ -35,7 +35,8 @@ flags.DEFINE_string(
     "model",
     None,
     "the registered model to train; by default m4.Quickstart on a processor with fast matmuls in bfloat16 "
-    "(AMX, or AMD's AVX512-BF16), and on others m4.QuickstartShort, with fewer steps",
+    "(AMX, or AMD's AVX512-BF16), on others with AVX-512 m4.QuickstartMedium, with fewer steps, and elsewhere "
+    "m4.QuickstartShort, with fewer still",
     flag_values=_VALUES,
 )
 flags.DEFINE_string("preset", "debian_more", "preset of tools.build_corpus to train on", flag_values=_VALUES)
@@ -79,7 +80,7 @@ def main(arguments: list[str]):
     """Runs all stages and shows the result."""
     app.no_arguments(arguments[1:])
     start = time.monotonic()
-    name = _VALUES.model or ("m4.Quickstart" if processor.multiplies_bfloat16() else "m4.QuickstartShort")
+    name = _VALUES.model or _model_of_processor()
     configured = experiment.get(name).model
     if not isinstance(configured, Translation):
         raise UserError(f"--model={name} does not translate; name a translation model, such as m4.Quickstart.")
@@ -103,6 +104,13 @@ def main(arguments: list[str]):
         f"Curves: {_python()} -m tensorboard.main --logdir={logdir}\nYour own sentences: "
         f"echo 'El archivo no se pudo abrir.' | {_python()} -m lingvo_moe translate {' '.join(model)}"
     )
+
+
+def _model_of_processor() -> str:
+    """Returns the registered name of the model whose steps take some 15 minutes at most."""
+    if processor.multiplies_bfloat16():
+        return "m4.Quickstart"
+    return "m4.QuickstartMedium" if processor.has_avx512() else "m4.QuickstartShort"
 
 
 def _make_data(configured: Translation, corpus: pathlib.Path, unseen: pathlib.Path, tokenizers: pathlib.Path):

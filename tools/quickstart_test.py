@@ -108,19 +108,29 @@ def test_tokenizers_are_those_of_the_model(model, changes, sizes):
     assert quickstart._vocabularies(experiment.get(model, changes).model) == sizes
 
 
-@pytest.mark.parametrize("is_fast, name", [(True, "m4.Quickstart"), (False, "m4.QuickstartShort")])
-def test_a_slow_processor_trains_fewer_steps(flags, monkeypatch, is_fast, name):
+@pytest.mark.parametrize(
+    "multiplies_bfloat16, has_avx512, name",
+    [
+        (True, True, "m4.Quickstart"),
+        (False, True, "m4.QuickstartMedium"),
+        (False, False, "m4.QuickstartShort"),
+    ],
+)
+def test_a_slow_processor_trains_fewer_steps(flags, monkeypatch, multiplies_bfloat16, has_avx512, name):
     """The models differ in nothing but the steps and the schedule that depends on them."""
     stages = []
-    monkeypatch.setattr(quickstart.processor, "multiplies_bfloat16", lambda: is_fast)
+    monkeypatch.setattr(quickstart.processor, "multiplies_bfloat16", lambda: multiplies_bfloat16)
+    monkeypatch.setattr(quickstart.processor, "has_avx512", lambda: has_avx512)
     monkeypatch.setattr(quickstart, "_stage", lambda title, module, *arguments: stages.append(arguments))
     monkeypatch.setattr(quickstart, "_translate_samples", lambda *arguments: None)
     monkeypatch.setattr(quickstart, "_result", lambda directory: "")
     quickstart.main(["quickstart"])
     named = [arguments[1] for arguments in stages if arguments[0] in ("train", "eval")]
     assert named == [f"--model={name}"] * 3
-    whole, short = experiment.get("m4.Quickstart"), experiment.get("m4.QuickstartShort")
-    assert whole.training.steps > short.training.steps
+    whole, short = experiment.get("m4.Quickstart"), experiment.get(name)
+    assert {5800: "m4.Quickstart", 3600: "m4.QuickstartMedium", 1800: "m4.QuickstartShort"}[
+        short.training.steps
+    ] == name
     assert whole == dataclasses.replace(short, training=whole.training, optimizer=whole.optimizer)
     rate = whole.optimizer.learning_rate
     assert short.optimizer == dataclasses.replace(whole.optimizer, learning_rate=short.optimizer.learning_rate)

@@ -27,6 +27,11 @@ def vector_flags() -> tuple[str, ...]:
     return tuple(flag for flag in description().get("flags", "").split() if flag.startswith(("avx", "fma", "amx")))
 
 
+def has_avx512() -> bool:
+    """Returns whether the processor has vector instructions of 512 bits, and so the faster products of float32."""
+    return "avx512f" in vector_flags()
+
+
 def multiplies_bfloat16() -> bool:
     """Returns whether the processor multiplies bfloat16, with sums in float32, faster than float32.
 
