@@ -12,6 +12,10 @@ from lingvo_moe.ops.cross_entropy import label_and_mean_nll
 from lingvo_moe.ops.projection import project, project_to_rows
 
 _LONGEST_WAVE = 10000.0  # Vaswani et al. 2017, section 3.5
+# How the wavelengths of positions grow: to that of `_LONGEST_WAVE`, as in tensor2tensor and fairseq, or to a little
+# less, as in the paper and Marian.
+TENSOR2TENSOR, PAPER = "tensor2tensor", "paper"
+WAVELENGTHS = (TENSOR2TENSOR, PAPER)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,11 +26,13 @@ class Embedding(Layer):
       vocabulary: V, the number of ids.
       model_dim: M, the size of a vector.
       position_offset: added to positions; fairseq counts from 2.
+      wavelengths: one of `WAVELENGTHS`, see `sinusoids`.
     """
 
     vocabulary: int
     model_dim: int
     position_offset: int = 0
+    wavelengths: str = TENSOR2TENSOR
 
     def weights(self) -> dict:
         """See `Layer.weights`."""
@@ -40,10 +46,11 @@ class Embedding(Layer):
         # Whole rows are read, so a replicated table needs no communication and a sharded one an AllReduce of [B, T, M].
         with tf.name_scope("embedding"):
             vectors = tf.gather(theta["table"], ids) * math.sqrt(self.model_dim)
-            return context.cast(vectors + sinusoids(positions + self.position_offset, self.model_dim))
+            waves = sinusoids(positions + self.position_offset, self.model_dim, self.wavelengths)
+            return context.cast(vectors + waves)
 
 
-def sinusoids(positions: tf.Tensor, model_dim: int) -> tf.Tensor:
+def sinusoids(positions: tf.Tensor, model_dim: int, wavelengths: str = TENSOR2TENSOR) -> tf.Tensor:
     """The sinusoidal positional encoding: sines, then cosines, of geometric wavelengths (Vaswani et al. 2017, 3.5).
 
     Positions `[B, T] int32` to `[B, T, M] float32`. The last wavelength is 10,000 * 2 pi, as in tensor2tensor; with the
@@ -51,7 +58,8 @@ def sinusoids(positions: tf.Tensor, model_dim: int) -> tf.Tensor:
     there is no longest length.
     """
     half = model_dim // 2
-    frequencies = tf.exp(tf.range(half, dtype=tf.float32) * (-math.log(_LONGEST_WAVE) / max(half - 1, 1)))
+    intervals = half - 1 if wavelengths == TENSOR2TENSOR else half
+    frequencies = tf.exp(tf.range(half, dtype=tf.float32) * (-math.log(_LONGEST_WAVE) / max(intervals, 1)))
     angles = tf.cast(positions, tf.float32)[..., None] * frequencies
     waves = tf.concat([tf.sin(angles), tf.cos(angles)], axis=-1)
     return tf.pad(waves, [[0, 0], [0, 0], [0, model_dim - 2 * half]])
@@ -64,14 +72,20 @@ class Softmax(Layer):
     Attributes:
       vocabulary: V, the number of logits.
       model_dim: M, of the inputs.
+      is_tied: whether an embedding's table stands for the projection.
+      bias: whether each logit has a bias.
     """
 
     vocabulary: int
     model_dim: int
+    is_tied: bool = False
+    bias: bool = False
 
     def weights(self) -> dict:
-        """See `Layer.weights`."""
-        return {"projection": matrix("MV", fan_in="M", M=self.model_dim, V=self.vocabulary)}
+        """See `Layer.weights`; those that no embedding has."""
+        projection = {"projection": matrix("MV", fan_in="M", M=self.model_dim, V=self.vocabulary)}
+        bias = {"bias": Weight((self.vocabulary,), "V", wide=True)}
+        return {**({} if self.is_tied else projection), **(bias if self.bias else {})}
 
     def __call__(self, theta: dict, inputs: tf.Tensor, context: Context) -> tf.Tensor:
         """`[B, T, M]` to logits `[B, T, V] float32`; tied, `theta` has an embedding's `table` and no `projection`.
@@ -84,6 +98,7 @@ class Softmax(Layer):
             else:
                 products = project(inputs, theta["projection"], context)
             logits = tf.cast(products, tf.float32)
+            logits = logits + theta["bias"] if "bias" in theta else logits
             context.summarize("softmax", lambda: magnitude(logits))
             return logits
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe.layers.base import Context
-from lingvo_moe.layers.embedding import Embedding, Softmax, cross_entropy, sinusoids
+from lingvo_moe.layers.embedding import WAVELENGTHS, Embedding, Softmax, cross_entropy, sinusoids
 from lingvo_moe.lazy import tf
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
@@ -20,17 +20,19 @@ TOLERANCE = 32 * harness.FLOAT32_ROUNDING
 ANGLE_TOLERANCE = 4 * harness.FLOAT32_ROUNDING
 
 
-def sinusoids_of(position: int, model_dim: int) -> list[float]:
+def sinusoids_of(position: int, model_dim: int, of_paper: bool = False) -> list[float]:
     """Vaswani et al. 2017 section 3.5, with sines before cosines, one by one."""
     half = model_dim // 2
-    wavelengths = [10000.0 ** (i / (half - 1)) for i in range(half)]
+    wavelengths = [10000.0 ** (2 * i / model_dim if of_paper else i / (half - 1)) for i in range(half)]
     return [math.sin(position / w) for w in wavelengths] + [math.cos(position / w) for w in wavelengths]
 
 
 @pytest.mark.parametrize("position", [0, 1, 17, 511, 9999])
 def test_sinusoids_equal_the_formula(position):
-    found = sinusoids(tf.constant([[position]]), MODEL).numpy()[0, 0]
-    np.testing.assert_allclose(found, sinusoids_of(position, MODEL), rtol=0, atol=ANGLE_TOLERANCE * max(position, 1))
+    for wavelengths in WAVELENGTHS:
+        found = sinusoids(tf.constant([[position]]), MODEL, wavelengths).numpy()[0, 0]
+        expected = sinusoids_of(position, MODEL, wavelengths == "paper")
+        np.testing.assert_allclose(found, expected, rtol=0, atol=ANGLE_TOLERANCE * max(position, 1))
 
 
 @pytest.mark.parametrize("model_dim", [1, 2, 3, 7])

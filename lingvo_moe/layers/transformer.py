@@ -1,4 +1,4 @@
-"""Transformer layers (pre-norm) and stacks of them, over whole sequences and one decoding step at a time."""
+"""Transformer layers, pre-norm or post-norm, and stacks of them, over whole sequences and one step at a time."""
 
 from __future__ import annotations
 
@@ -55,14 +55,18 @@ _CONSTANT_AXES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerLayer(Layer):
-    """Self-attention, cross-attention in a decoder, and a feed-forward layer, each as `x + dropout(f(norm(x)))`.
+    """Self-attention, cross-attention in a decoder, and a feed-forward layer.
+
+    Each sublayer f is `x + dropout(f(norm(x)))` or, post-norm, `norm(x + dropout(f(x)))`.
 
     Attributes:
       attention: self-attention, and cross-attention with weights of its own; `twin_keys` is for the latter alone.
       feed_forward: the feed-forward layer, or what takes its place.
       has_cross_attention: whether the layer also attends to the encoder's outputs.
       residual_dropout: the rate of dropout of each sublayer's outputs.
-      norm_epsilon: of the layer normalisation before each sublayer and after the stack.
+      norm_epsilon: of layer normalisation.
+      post_norm: whether the sum after each sublayer is normalised (Vaswani et al. 2017, section 3.1), instead of the
+        inputs of each sublayer and the outputs of the stack.
     """
 
     attention: MultiHeadAttention
@@ -70,6 +74,7 @@ class TransformerLayer(Layer):
     has_cross_attention: bool = False
     residual_dropout: float = 0.0
     norm_epsilon: float = LayerNorm.epsilon
+    post_norm: bool = False
 
     @property
     def norm(self) -> LayerNorm:
@@ -127,12 +132,13 @@ class TransformerLayer(Layer):
         """
         with tf.name_scope("self_attention"):
             of_attention = theta["self_attention"]
-            normed = self.norm(of_attention["norm"], inputs, context)
+            normed = self._before(of_attention, inputs, context)
             new = self.attention.keys_values(of_attention, normed, context)
             written = self._write(new, caches, repeat_index, start, context)
             of_layer = _of_layer(caches, repeat_index), _of_layer(written, repeat_index)
             mask = masks.self_attention
-            outputs = inputs + self._attend_to_cache(of_attention, normed, new, of_layer, start, mask, context)
+            attended = self._attend_to_cache(of_attention, normed, new, of_layer, start, mask, context)
+            outputs = self._after(of_attention, inputs + attended, context)
         if self.has_cross_attention:
             outputs = self._attend_to_cached_memory(theta, outputs, caches, repeat_index, masks, context)
         outputs, _ = self._feed_forward(theta, outputs, masks, context)
@@ -184,11 +190,13 @@ class TransformerLayer(Layer):
     ) -> tf.Tensor:
         """The sublayer of cross-attention in `step`."""
         with tf.name_scope("cross_attention"):
-            normed = self.norm(theta["cross_attention"]["norm"], inputs, context)
+            of_attention = theta["cross_attention"]
+            normed = self._before(of_attention, inputs, context)
             keys, values = (caches[f"memory_{name}"][repeat_index] for name in ("keys", "values"))
-            return inputs + self.attention.attend(
-                theta["cross_attention"], normed, keys, values, masks.over_memory, context, logical_axes=CACHED_AXES
+            attended = self.attention.attend(
+                of_attention, normed, keys, values, masks.over_memory, context, logical_axes=CACHED_AXES
             )
+            return self._after(of_attention, inputs + attended, context)
 
     @staticmethod
     def _write(
@@ -211,11 +219,11 @@ class TransformerLayer(Layer):
     ) -> tf.Tensor:
         """The attention sublayer `name`, over `memory`, or over `inputs` themselves where there is none."""
         with tf.name_scope(name):
-            normed = self.norm(theta[name]["norm"], inputs, context)
+            normed = self._before(theta[name], inputs, context)
             attended = self.attention(
                 theta[name], normed, normed if memory is None else memory, mask, context.fold(name)
             )
-            return self._add(inputs, attended, name, context)
+            return self._after(theta[name], self._add(inputs, attended, name, context), context)
 
     def _feed_forward(
         self,
@@ -227,10 +235,19 @@ class TransformerLayer(Layer):
         weight: float = 1.0,
     ) -> tuple[tf.Tensor, dict]:
         with tf.name_scope(name):
-            normed = self.norm(theta[name]["norm"], inputs, context)
+            normed = self._before(theta[name], inputs, context)
             of_layer = context.fold(name)
             fed, metrics = call_feed_forward(self.feed_forward, theta[name], normed, masks.paddings, of_layer)
-            return self._add(inputs, fed if weight == 1.0 else weight * fed, name, context), metrics
+            added = self._add(inputs, fed if weight == 1.0 else weight * fed, name, context)
+            return self._after(theta[name], added, context), metrics
+
+    def _before(self, theta: dict, inputs: tf.Tensor, context: Context) -> tf.Tensor:
+        """What a sublayer reads: its inputs, normalised unless that follows."""
+        return inputs if self.post_norm else self.norm(theta["norm"], inputs, context)
+
+    def _after(self, theta: dict, added: tf.Tensor, context: Context) -> tf.Tensor:
+        """The outputs of a sublayer, which are `added` to its inputs."""
+        return self.norm(theta["norm"], added, context) if self.post_norm else added
 
     def _add(self, residual: tf.Tensor, outputs: tf.Tensor, key: str, context: Context) -> tf.Tensor:
         dropped = context.dropout(outputs, self.residual_dropout, f"{key}/residual", "BTM")
@@ -270,7 +287,8 @@ class TransformerStack(Layer):
 
     def weights(self) -> dict:
         """See `Layer.weights`."""
-        return {**self._stacked_weights(), "norm": self._norm.weights()}
+        norm = {} if self._is_normalised else {"norm": self._norm.weights()}
+        return {**self._stacked_weights(), **norm}
 
     def __call__(
         self, theta: dict, inputs: tf.Tensor, memory: tf.Tensor | None, masks: Masks, context: Context
@@ -302,9 +320,7 @@ class TransformerStack(Layer):
         else:
             options["independent_rows"] = all(layer.independent_rows for layer in self.period)
             outputs, metrics = pipeline(*arguments, _CONSTANT_AXES, context, self.schedule, **options)
-        normed = self._norm(theta["norm"], outputs, context)
-        context.summarize("norm", lambda: magnitude(normed))
-        return normed, metrics
+        return self._normalised(theta, outputs, context), metrics
 
     def unstack(self, theta: dict, context: Context) -> dict:
         """The weights for `start` and `step`, in parts: the whole stack, or each of its repeats.
@@ -317,13 +333,12 @@ class TransformerStack(Layer):
         stacked = {
             f"layer_{index}": layer.unstack(theta[f"layer_{index}"], context) for index, layer in enumerate(self.period)
         }
-        return {
-            "norm": theta["norm"],
-            "parts": {
-                f"part_{i}": tree.map_leaves(lambda weight, part=part: weight[part], stacked)
-                for i, part in enumerate(parts)
-            },
+        of_parts = {
+            f"part_{i}": tree.map_leaves(lambda weight, part=part: weight[part], stacked)
+            for i, part in enumerate(parts)
         }
+        norm = {} if self._is_normalised else {"norm": theta["norm"]}
+        return {**norm, "parts": of_parts}
 
     def start(
         self, theta: dict, batch_size: int, cache_length: int, context: Context, memory: tf.Tensor | None = None
@@ -344,7 +359,7 @@ class TransformerStack(Layer):
         outputs, caches = inputs, dict(caches)
         for name, part in theta["parts"].items():
             outputs, caches[name] = self._step_part(part, outputs, caches[name], start, masks, context)
-        return self._norm(theta["norm"], outputs, context), caches
+        return self._normalised(theta, outputs, context), caches
 
     def select_rows(self, caches: dict, rows: tf.Tensor) -> dict:
         """The caches of these rows `[B'] int32` of the batch."""
@@ -392,6 +407,17 @@ class TransformerStack(Layer):
     @property
     def _norm(self) -> LayerNorm:
         return self.period[0].norm
+
+    @property
+    def _is_normalised(self) -> bool:
+        """Whether the outputs of the last layer are normalised already."""
+        return self.period[0].post_norm
+
+    def _normalised(self, theta: dict, outputs: tf.Tensor, context: Context) -> tf.Tensor:
+        """The outputs of the stack from those of the last layer."""
+        normed = outputs if self._is_normalised else self._norm(theta["norm"], outputs, context)
+        context.summarize("norm", lambda: magnitude(normed))
+        return normed
 
     def _stacked_weights(self) -> dict:
         # Devices hold equal parts of a weight: where stages do not divide the layers, all devices store all of them.

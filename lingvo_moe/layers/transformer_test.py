@@ -92,6 +92,25 @@ def by_sublayers(
     return outputs + fed.numpy(), metrics
 
 
+def test_a_layer_is_post_norm_if_it_says_so():
+    """norm(x + f(x)) for each sublayer in turn; a stack of such layers has no normalisation of its own."""
+    layer, inputs = dataclasses.replace(LAYER, post_norm=True), eager(inputs_of(LAYER))
+    theta, outputs, masks, context = inputs["theta"], inputs["inputs"], masks_of(), Context()
+    attended = ATTENTION(theta["self_attention"], outputs, outputs, masks.self_attention, context)
+    outputs = normalised(theta["self_attention"]["norm"], (outputs + attended).numpy())
+    attended = ATTENTION(theta["cross_attention"], outputs, inputs["memory"], masks.over_memory, context)
+    outputs = normalised(theta["cross_attention"]["norm"], (outputs + attended).numpy())
+    fed, _ = DENSE(theta["feed_forward"], outputs, masks.paddings, context)
+    expected = normalised(theta["feed_forward"]["norm"], (outputs + fed).numpy())
+    found, _ = call(layer, inputs)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
+    stack = dataclasses.replace(DENSE_STACK, period=(layer,), repeats=1)
+    assert stack.weights().keys() == {"layer_0"} == DENSE_STACK.weights().keys() - {"norm"}
+    stacked = {"layer_0": tree.map_leaves(lambda weight: weight[None], theta)}
+    of_stack, _ = call(stack, {**inputs, "theta": stacked})
+    np.testing.assert_allclose(of_stack, expected, rtol=0, atol=TOLERANCE)
+
+
 def test_a_layer_is_pre_norm_and_residual():
     inputs = eager(inputs_of(LAYER))
     expected, _ = by_sublayers(LAYER, inputs["theta"], inputs["inputs"].numpy(), inputs["memory"])

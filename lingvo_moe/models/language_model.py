@@ -128,8 +128,8 @@ class LanguageModel(Transformer):
 
     @property
     def _layers(self) -> dict:
-        layers = {
+        return {
             "embedding": self._embedding(self.target_vocabulary),
             "decoder": self._stack("decoder", has_cross_attention=False),
+            **self._softmax_layers,
         }
-        return layers if self.tied_embeddings else layers | {"softmax": self._softmax(self.target_vocabulary)}

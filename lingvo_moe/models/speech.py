@@ -56,11 +56,11 @@ class SpeechRecognition(Transformer):
             raise UserError("model.twin_keys is true, but a speech model has no cross-attention; leave it out.")
         if self.biases:
             raise UserError("model.biases is true, but a speech model's projections have none; leave it out.")
-        if self.position_offset:
-            raise UserError(
-                f"model.position_offset is {self.position_offset}, but a speech model has relative positions; leave it "
-                f"out."
-            )
+        if self.post_norm:
+            raise UserError("model.post_norm is true, but a Conformer normalises what sublayers read; leave it out.")
+        for name in ("position_offset", "wavelengths"):
+            if (value := getattr(self, name)) != getattr(Transformer, name):
+                raise UserError(f"model.{name} is {value}, but a speech model has relative positions; leave it out.")
 
     @property
     def layer_patterns(self) -> dict[str, tuple[str, ...]]:

@@ -163,6 +163,12 @@ def test_kernel_of_no_position_is_an_error_when_the_model_is_made():
         dataclasses.replace(MODEL, kernel_size=0)
 
 
+@pytest.mark.parametrize("name, value", [("post_norm", True), ("position_offset", 2), ("wavelengths", "paper")])
+def test_settings_of_a_transformer_that_a_conformer_lacks_are_errors(name, value):
+    with pytest.raises(UserError, match=f"model.{name} is {str(value).lower()}, but a "):
+        dataclasses.replace(MODEL, **{name: value})
+
+
 @pytest.mark.parametrize("name, value", [("sampled_softmax", 2), ("label_smoothing", 0.1), ("tied_embeddings", True)])
 def test_settings_of_a_softmax_over_words_are_errors(name, value):
     with pytest.raises(UserError, match=f"model.{name} is {value}; a speech model, whose loss is CTC, has none"):

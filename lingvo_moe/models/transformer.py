@@ -7,12 +7,11 @@ import math
 from typing import Any
 
 from lingvo_moe import ranges, tree
-from lingvo_moe.errors import UserError, did_you_mean
+from lingvo_moe.errors import UserError
 from lingvo_moe.layers import mixture_of_experts  # noqa: F401  (registers the layer `moe`)
 from lingvo_moe.layers.attention import MultiHeadAttention
 from lingvo_moe.layers.base import Context, Layer
-from lingvo_moe.layers.checkpoint_policy import REMAT
-from lingvo_moe.layers.embedding import Embedding, Softmax, cross_entropy
+from lingvo_moe.layers.embedding import TENSOR2TENSOR, Embedding, Softmax, cross_entropy
 from lingvo_moe.layers.feed_forward import FeedForward, make_feed_forward
 from lingvo_moe.layers.normalization import LayerNorm
 from lingvo_moe.layers.routers.base import make_router
@@ -20,6 +19,7 @@ from lingvo_moe.layers.sampled_softmax import sampled_cross_entropy
 from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.layers.transformer import TransformerLayer, TransformerStack
 from lingvo_moe.lazy import tf
+from lingvo_moe.models import transformer_checks
 from lingvo_moe.ops.dispatch import AUTO, check_dispatch
 from lingvo_moe.ops.projection import prepare_weight
 from lingvo_moe.ops.routing import AUX_LOSS, Routing
@@ -61,7 +61,11 @@ class Transformer(Layer):
       biases: whether the projections of attention, of feed-forward layers and of experts have biases; GShard's and
         GSPMD's have none.
       norm_epsilon: added to the variance in layer normalisation.
+      post_norm: whether the sum after each sublayer is normalised, as in Vaswani et al. 2017, instead of the inputs of
+        each sublayer and the outputs of the stack.
       position_offset: added to positions before their encoding; fairseq's models count from 2.
+      wavelengths: of the encoding of positions, see `layers.embedding.sinusoids`: `tensor2tensor`, or `paper`.
+      logits_bias: whether each logit of the softmax has a bias, as in Marian; not with a sampled softmax.
       tied_embeddings: whether the target's embedding and the softmax share one table (Press and Wolf 2017),
         `embedding/table`. It is the source's embedding, too, where both sides have one vocabulary.
       label_smoothing: of the optimised loss; the reported cross-entropy has none.
@@ -101,7 +105,10 @@ class Transformer(Layer):
     twin_keys: bool = False
     biases: bool = False
     norm_epsilon: float = LayerNorm.epsilon
+    post_norm: bool = False
     position_offset: int = 0
+    wavelengths: str = TENSOR2TENSOR
+    logits_bias: bool = False
     tied_embeddings: bool = False
     label_smoothing: float = 0.0
     sampled_softmax: int = 0
@@ -122,17 +129,8 @@ class Transformer(Layer):
         ranges.check("model.", self, {**_RANGES, **dict.fromkeys(vocabularies, COUNT)})
         check_dispatch(self.dispatch)
         make_router(self.router)
-        if self.remat not in REMAT:
-            raise UserError(f"remat is {self.remat!r}; use one of {', '.join(REMAT)}.{did_you_mean(self.remat, REMAT)}")
-        if self.unroll and self.remat != "none":
-            raise UserError(
-                "unroll and remat exclude each other: rematerialisation needs the loop. Set remat=none or unroll=false."
-            )
         self._check_layers()
-        self._check_experts()
-        self._check_softmax()
-        self._check_patterns()
-        self._check_pipeline()
+        transformer_checks.check(self)
 
     @property
     def vocabularies(self) -> dict[str, int]:
@@ -280,7 +278,8 @@ class Transformer(Layer):
         decoder, softmax = self._layers["decoder"].unstack(theta["decoder"], context), self._softmax_theta(theta)
         projection = tf.transpose(softmax["table"]) if "table" in softmax else softmax["projection"]
         of_layers = {"projection": prepare_weight(projection[None], context)}  # of one layer
-        softmax = tree.map_leaves(lambda weight: weight[0], of_layers)
+        bias = {name: weight for name, weight in softmax.items() if name == "bias"}
+        softmax = {**tree.map_leaves(lambda weight: weight[0], of_layers), **bias}
         return {**theta, "decoder": decoder, "softmax": softmax}
 
     def settings_of_layers(self, field: str) -> list[tuple[str, str, Any]]:
@@ -330,7 +329,7 @@ class Transformer(Layer):
 
     def _softmax_theta(self, theta: dict) -> dict:
         """The weights of the softmax; of tied embeddings, their table."""
-        return theta[_TIED] if self.tied_embeddings else theta["softmax"]
+        return {**theta.get("softmax", {}), **(theta[_TIED] if self.tied_embeddings else {})}
 
     def _total(
         self, theta: dict, outputs: tf.Tensor, target: dict, context: Context, *stack_metrics: dict
@@ -363,10 +362,23 @@ class Transformer(Layer):
         return loss + self.aux_loss_weight * metrics.get(AUX_LOSS, 0.0)
 
     def _embedding(self, vocabulary: int) -> Embedding:
-        return Embedding(vocabulary=vocabulary, model_dim=self.model_dim, position_offset=self.position_offset)
+        return Embedding(
+            vocabulary=vocabulary,
+            model_dim=self.model_dim,
+            position_offset=self.position_offset,
+            wavelengths=self.wavelengths,
+        )
 
     def _softmax(self, vocabulary: int) -> Softmax:
-        return Softmax(vocabulary=vocabulary, model_dim=self.model_dim)
+        return Softmax(
+            vocabulary=vocabulary, model_dim=self.model_dim, is_tied=self.tied_embeddings, bias=self.logits_bias
+        )
+
+    @property
+    def _softmax_layers(self) -> dict[str, Softmax]:
+        """The softmax, unless an embedding's table is all that it has."""
+        softmax = self._softmax(self.vocabularies["target"])
+        return {"softmax": softmax} if softmax.weights() else {}
 
     def _stack(self, name: str, has_cross_attention: bool) -> TransformerStack:
         return TransformerStack(
@@ -393,6 +405,7 @@ class Transformer(Layer):
             feed_forward=feed_forward,
             residual_dropout=self.residual_dropout,
             norm_epsilon=self.norm_epsilon,
+            post_norm=self.post_norm,
             has_cross_attention=has_cross_attention,
         )
 
@@ -409,74 +422,6 @@ class Transformer(Layer):
                 f"num_layers is {self.num_layers}; {halves}each stack repeats the layer pattern {patterns}, so it must "
                 f"be a multiple of {self.layers_per_repeat}."
             )
-
-    def _check_experts(self):
-        """Raises UserError for experts that no layer has."""
-        if self.num_experts and not self.settings_of_layers("num_experts"):
-            patterns = " and ".join(dict.fromkeys(map(",".join, self.layer_patterns.values())))
-            raise UserError(
-                f"model.num_experts is {self.num_experts}, but no layer of the pattern {patterns} has experts; use "
-                f"--set model.layer_pattern=dense,moe, or --set model.num_experts=0."
-            )
-
-    def _check_softmax(self):
-        if self.num_candidates == 1:
-            raise UserError(
-                "model.sampled_softmax is 1; expected at least 2 candidates, or 0 for the whole vocabulary."
-            )
-        if self.num_candidates and self.label_smoothing:
-            raise UserError(
-                f"model.sampled_softmax is {self.sampled_softmax} and model.label_smoothing is {self.label_smoothing}: "
-                f"label smoothing needs the whole vocabulary. Set one of them to 0."
-            )
-
-    def _check_patterns(self):
-        for stack, pattern in self.layer_patterns.items():
-            for choice, layer in zip(pattern, self.feed_forwards(stack)):
-                if stack == "decoder" and not layer.is_causal:
-                    raise UserError(
-                        f"layer {choice!r} of the decoder is not causal (model.router is {self.router!r}): its tokens "
-                        f"would depend on later ones. Translation models may use such layers and routers in the "
-                        f"encoder alone, for instance --set model.encoder_layer_pattern=dense,moe:router=expert_choice."
-                    )
-        for _, name, size in self.settings_of_layers("model_dim"):
-            if size != self.model_dim:
-                raise UserError(
-                    f"{name} is {size}, and model.model_dim {self.model_dim}; all layers of a model have the same. "
-                    f"Leave it out of the layer pattern."
-                )
-
-    def _check_pipeline(self):
-        if self.pipeline == "none" and self.stages != 1:
-            raise UserError(
-                f"stages is {self.stages}, but pipeline is none, so there are no stages; set model.pipeline to gpipe "
-                f"or circular, or leave model.stages out."
-            )
-        for name in self.layer_patterns:
-            _ = self._stack(name, has_cross_attention=False).schedule  # raises if the stages do not fit
-        if self.pipeline == "none" and self.microbatches == 1:
-            return
-        setting = f"pipeline={self.pipeline}, microbatches={self.microbatches}"
-        if self.unroll or self.remat == "none":
-            raise UserError(
-                f"{setting}: a microbatch's layers are recomputed in the backward pass, in a loop, but unroll is "
-                f"{str(self.unroll).lower()} and remat {self.remat}. Use --set model.unroll=false and --set "
-                f"model.remat=full, keep_outputs or keep_hidden."
-            )
-        for _, name, dispatch in self.settings_of_layers("dispatch"):
-            if self.pipeline != "none" and dispatch == "gather":
-                raise UserError(
-                    f"{setting}: {name} is gather, manual partitioning, which stages of a pipeline cannot do; use "
-                    f"einsum or auto, for instance --set model.dispatch=auto."
-                )
-        for field in ("num_groups", "inference_num_groups"):
-            for _, name, groups in self.settings_of_layers(field):
-                if groups % self.microbatches:
-                    raise UserError(
-                        f"{name} is {groups}, which microbatches={self.microbatches} does not divide; each has an "
-                        f"equal share of the groups. Use a divisor of {groups}, or a multiple of {self.microbatches} "
-                        f"groups."
-                    )
 
 
 def _interleaved(parts: list[tf.Tensor]) -> tf.Tensor:

@@ -217,8 +217,7 @@ class Translation(Transformer):
             self._table("source_embedding"): self._embedding(self.source_vocabulary),
             self._table("target_embedding"): self._embedding(self.target_vocabulary),
         }
-        softmax = {} if self.tied_embeddings else {"softmax": self._softmax(self.target_vocabulary)}
-        return {**tables, **stacks, **softmax}
+        return {**tables, **stacks, **self._softmax_layers}
 
     def _table(self, name: str) -> str:
         has_own = name == "source_embedding" and self.source_vocabulary != self.target_vocabulary

@@ -22,6 +22,7 @@ from lingvo_moe.testing.translation import (
     BATCH,
     BIASED,
     LENGTH,
+    MARIAN,
     MODEL,
     TIED,
     TOLERANCE,
@@ -85,7 +86,7 @@ def teacher_forced(model: Translation) -> np.ndarray:
     [("", "default", TOLERANCE), ("cpu", "default", TOLERANCE), ("cpu", "bfloat16", 4 * harness.BFLOAT16_ROUNDING)],
 )
 @pytest.mark.parametrize("unroll", [False, True])
-@pytest.mark.parametrize("model", [MODEL, BIASED], ids=["plain", "biased"])
+@pytest.mark.parametrize("model", [MODEL, BIASED, MARIAN], ids=["plain", "biased", "marian"])
 def test_decoding_one_token_at_a_time_equals_teacher_forcing(
     model, platform, precision, tolerance, unroll, monkeypatch
 ):
@@ -115,7 +116,7 @@ def test_decoding_one_token_at_a_time_equals_teacher_forcing(
     assert precision == "default" or np.abs(found - expected).max() > TOLERANCE, "nothing was rounded"
 
 
-@pytest.mark.parametrize("model", [MODEL, TIED, BIASED], ids=["plain", "tied", "biased"])
+@pytest.mark.parametrize("model", [MODEL, TIED, BIASED, MARIAN], ids=["plain", "tied", "biased", "marian"])
 def test_large_weights_are_transposed_once_for_a_cpu(model, monkeypatch):
     """All that a step multiplies by; hypotheses and scores stay the same, for a stack in a loop, too."""
     model = dataclasses.replace(model, unroll=False)

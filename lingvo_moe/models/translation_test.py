@@ -21,6 +21,7 @@ from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.steps import Steps
 from lingvo_moe.testing import harness
 from lingvo_moe.testing.translation import (
+    MARIAN,
     MODEL,
     PLAIN,
     TIED,
@@ -78,15 +79,16 @@ def test_tied_embeddings_are_one_table():
 
 
 @pytest.mark.parametrize("mesh", ["8", "4x2"])
-def test_tied_embeddings_have_the_same_loss_and_gradient_on_every_mesh(mesh):
+@pytest.mark.parametrize("model", [TIED, MARIAN], ids=["tied", "marian"])
+def test_tied_embeddings_have_the_same_loss_and_gradient_on_every_mesh(model, mesh):
     """The table is gathered by row and multiplied as a matrix: both must be sharded alike."""
-    weights, batch = TIED.weights(), copying(0)
-    inputs, layout = {"theta": theta(TIED), "batch": batch}, Layout.of(DeviceMesh.parse(mesh))
+    weights, batch = model.weights(), copying(0)
+    inputs, layout = {"theta": theta(model), "batch": batch}, Layout.of(DeviceMesh.parse(mesh))
 
     def function(inputs: dict, layout: Layout = layout) -> dict:
         with tf.GradientTape() as tape:
             tape.watch(inputs["theta"])
-            loss, _ = TIED.loss(inputs["theta"], inputs["batch"], Context(layout))
+            loss, _ = model.loss(inputs["theta"], inputs["batch"], Context(layout))
         table = tape.gradient(loss, inputs["theta"]["embedding"]["table"])
         return {"loss": loss, "table": tf.convert_to_tensor(table)}
 

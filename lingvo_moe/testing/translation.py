@@ -34,7 +34,8 @@ MODEL = Translation(
 TRAINED = dataclasses.replace(MODEL, num_layers=2, encoder_layer_pattern=("dense",), layer_pattern=("moe",))
 PLAIN = dataclasses.replace(MODEL, input_dropout=0.0, residual_dropout=0.0, attention_dropout=0.0, label_smoothing=0.0)
 TIED = dataclasses.replace(PLAIN, tied_embeddings=True)
-BIASED = dataclasses.replace(MODEL, biases=True, norm_epsilon=1e-3, position_offset=2)  # as imported models
+BIASED = dataclasses.replace(MODEL, biases=True, norm_epsilon=1e-3, position_offset=2)  # as fairseq's models
+MARIAN = dataclasses.replace(TIED, biases=True, post_norm=True, wavelengths="paper", logits_bias=True)  # as Marian's
 
 # A loss of about 3 nats through some 50 float32 products and sums in a row, ordered differently.
 TOLERANCE = 64 * harness.FLOAT32_ROUNDING
@@ -68,7 +69,7 @@ def theta(model: Translation = MODEL) -> dict:
     """Initial weights, as numpy arrays; of biases, which are zeros then, random ones."""
     flat, random = tree.flatten(model.weights()), np.random.default_rng(2)
     values = {path: initial_value(weight, path, tf.constant([0, 1])).numpy() for path, weight in flat.items()}
-    biases = (path for path in values if path.endswith("_bias"))
+    biases = (path for path in values if path.endswith(("_bias", "softmax/bias")))
     values |= {path: random.normal(size=values[path].shape).astype(np.float32) for path in biases}
     return tree.unflatten(values)
 

@@ -1,0 +1,103 @@
+"""What the fields of a Transformer must be together, before anything is traced."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lingvo_moe.errors import UserError, did_you_mean
+from lingvo_moe.layers.checkpoint_policy import REMAT
+from lingvo_moe.layers.embedding import WAVELENGTHS
+from lingvo_moe.layers.pipeline_schedule import Schedule
+
+if TYPE_CHECKING:
+    from lingvo_moe.models.transformer import Transformer
+
+
+def check(model: Transformer):
+    """Raises UserError for fields of a model that do not fit each other, or the name of a choice that is none."""
+    _check_choices(model)
+    _check_experts(model)
+    _check_softmax(model)
+    _check_patterns(model)
+    _check_pipeline(model)
+
+
+def _check_choices(model: Transformer):
+    for field, choices in {"remat": REMAT, "wavelengths": WAVELENGTHS}.items():
+        if (value := getattr(model, field)) not in choices:
+            raise UserError(f"{field} is {value!r}; use one of {', '.join(choices)}.{did_you_mean(value, choices)}")
+    if model.unroll and model.remat != "none":
+        raise UserError(
+            "unroll and remat exclude each other: rematerialisation needs the loop. Set remat=none or unroll=false."
+        )
+
+
+def _check_experts(model: Transformer):
+    if model.num_experts and not model.settings_of_layers("num_experts"):
+        patterns = " and ".join(dict.fromkeys(map(",".join, model.layer_patterns.values())))
+        raise UserError(
+            f"model.num_experts is {model.num_experts}, but no layer of the pattern {patterns} has experts; use "
+            f"--set model.layer_pattern=dense,moe, or --set model.num_experts=0."
+        )
+
+
+def _check_softmax(model: Transformer):
+    if model.num_candidates and model.logits_bias:
+        raise UserError("model.logits_bias needs the whole vocabulary; set model.sampled_softmax=0.")
+    if model.num_candidates == 1:
+        raise UserError("model.sampled_softmax is 1; expected at least 2 candidates, or 0 for the whole vocabulary.")
+    if model.num_candidates and model.label_smoothing:
+        raise UserError(
+            f"model.sampled_softmax is {model.sampled_softmax} and model.label_smoothing is {model.label_smoothing}: "
+            f"label smoothing needs the whole vocabulary. Set one of them to 0."
+        )
+
+
+def _check_patterns(model: Transformer):
+    for stack, pattern in model.layer_patterns.items():
+        for choice, layer in zip(pattern, model.feed_forwards(stack)):
+            if stack == "decoder" and not layer.is_causal:
+                raise UserError(
+                    f"layer {choice!r} of the decoder is not causal (model.router is {model.router!r}): its tokens "
+                    f"would depend on later ones. Translation models may use such layers and routers in the "
+                    f"encoder alone, for instance --set model.encoder_layer_pattern=dense,moe:router=expert_choice."
+                )
+    for _, name, size in model.settings_of_layers("model_dim"):
+        if size != model.model_dim:
+            raise UserError(
+                f"{name} is {size}, and model.model_dim {model.model_dim}; all layers of a model have the same. "
+                f"Leave it out of the layer pattern."
+            )
+
+
+def _check_pipeline(model: Transformer):
+    if model.pipeline == "none" and model.stages != 1:
+        raise UserError(
+            f"stages is {model.stages}, but pipeline is none, so there are no stages; set model.pipeline to gpipe "
+            f"or circular, or leave model.stages out."
+        )
+    for repeats in model.repeats.values():
+        Schedule.of(model.pipeline, model.stages, model.microbatches, repeats)  # raises if the stages do not fit
+    if model.pipeline == "none" and model.microbatches == 1:
+        return
+    setting = f"pipeline={model.pipeline}, microbatches={model.microbatches}"
+    if model.unroll or model.remat == "none":
+        raise UserError(
+            f"{setting}: a microbatch's layers are recomputed in the backward pass, in a loop, but unroll is "
+            f"{str(model.unroll).lower()} and remat {model.remat}. Use --set model.unroll=false and --set "
+            f"model.remat=full, keep_outputs or keep_hidden."
+        )
+    for _, name, dispatch in model.settings_of_layers("dispatch"):
+        if model.pipeline != "none" and dispatch == "gather":
+            raise UserError(
+                f"{setting}: {name} is gather, manual partitioning, which stages of a pipeline cannot do; use "
+                f"einsum or auto, for instance --set model.dispatch=auto."
+            )
+    for field in ("num_groups", "inference_num_groups"):
+        for _, name, groups in model.settings_of_layers(field):
+            if groups % model.microbatches:
+                raise UserError(
+                    f"{name} is {groups}, which microbatches={model.microbatches} does not divide; each has an "
+                    f"equal share of the groups. Use a divisor of {groups}, or a multiple of {model.microbatches} "
+                    f"groups."
+                )
