@@ -35,6 +35,26 @@ _REQUIRED = {
 }
 
 
+class Described(NamedTuple):
+    """What a directory says of its model, without the weights.
+
+    Attributes:
+      name: the registered name.
+      settings: `field=value` of what differs from it.
+      model: with these settings.
+      fields: the fields of the model that config.json decides.
+      places: where the files have the weights.
+      tokenizer: of both sides.
+    """
+
+    name: str
+    settings: tuple[str, ...]
+    model: Translation
+    fields: Mapping[str, Any]
+    places: weights.Places
+    tokenizer: Tokenizer
+
+
 class Imported(NamedTuple):
     """A model in our form.
 
@@ -51,11 +71,11 @@ class Imported(NamedTuple):
     tokenizer: Tokenizer
 
 
-def read(directory: pathlib.Path, name: str) -> Imported:
-    """Reads a model of type m2m_100 or nllb-moe.
+def describe(directory: pathlib.Path, name: str) -> Described:
+    """Reads what a directory says of its model, of type m2m_100 or nllb-moe.
 
     Args:
-      directory: with config.json, safetensors files, sentencepiece.bpe.model and the JSON files of the tokenizer.
+      directory: with config.json, sentencepiece.bpe.model and the JSON files of the tokenizer.
       name: what messages call it, like `--input=DIR`.
 
     Raises:
@@ -67,17 +87,32 @@ def read(directory: pathlib.Path, name: str) -> Imported:
             f"{name}: {CONFIG} has model_type {kind!r}; expected {_DENSE} (M2M-100, NLLB-200) or {_SPARSE} (NLLB-MoE)."
         )
     fields = _Fields(config, name)
-    registered, model, settings = fields.closest()
+    of_model = fields.of_model()
+    registered, model, settings = fields.closest(of_model)
     converted = tokenizer.convert(directory, name)
     if (pieces := converted.vocabulary_size) > (size := model.source_vocabulary):
         raise UserError(
             f"{name}: the tokenizer has {pieces} pieces, but {CONFIG} has vocab_size {size}, so they are of two "
             f"models; copy the files again."
         )
+    places = weights.Places(model, weights.SPARSE if kind == _SPARSE else weights.DENSE, fields.expert_scale)
+    return Described(registered, settings, model, of_model, places, converted)
+
+
+def read(directory: pathlib.Path, name: str) -> Imported:
+    """Reads a model.
+
+    Args:
+      directory: as of `describe`, with safetensors files besides.
+      name: what messages call it, like `--input=DIR`.
+
+    Raises:
+      UserError: as `describe`, or a file of weights is missing or corrupt.
+    """
+    found = describe(directory, name)
     with model_directory.tensors(directory, name) as tensors:
-        names = weights.SPARSE if kind == _SPARSE else weights.DENSE
-        theta = weights.Weights(model, tensors, names, fields.expert_scale).read(name)
-    return Imported(registered, settings, theta, converted)
+        theta = weights.read(found.places, tensors, name)
+    return Imported(found.name, found.settings, theta, found.tokenizer)
 
 
 class _Fields:
@@ -98,15 +133,14 @@ class _Fields:
             raise self._wrong("moe_token_dropout", "a share below 1")
         return 1.0 - dropped
 
-    def closest(self) -> tuple[str, Translation, tuple[str, ...]]:
+    def closest(self, fields: Mapping[str, Any]) -> tuple[str, Translation, tuple[str, ...]]:
         """See `_closest`; raises UserError for fields with which there is no model."""
-        fields = self._model()
         try:
             return _closest(fields)
         except UserError as error:
             raise UserError(f"{self._name}: {CONFIG} is of no model that can be imported: {error}") from None
 
-    def _model(self) -> dict[str, Any]:
+    def of_model(self) -> dict[str, Any]:
         """The fields of our model, by name."""
         encoder, decoder = (self._count(f"{side}_layers") for side in _SIDES)
         heads, width = self._of_both_sides("attention_heads"), self._count("d_model")
