@@ -84,6 +84,30 @@ EXAMPLES = (
     ),
     Example("", "Non.", "eng_Latn", "fra_Latn"),
 )
+# Of a model with one direction.
+GERMAN_TO_ENGLISH = tuple(
+    Example(source, target, "deu_Latn", "eng_Latn")
+    for source, target in (
+        ("Der Fluss ist kalt.", "The river is cold."),
+        ("Wo ist der Garten?", "Where is the garden?"),
+        # A letter that vocab.json lacks.
+        ("Die Straße ist nass.", "The road is wet."),
+        # Letters that only the tokenizer of the other side knows: x and y, and Ä.
+        ("Der Typ x ist neu.", "The type Ä is new."),
+        # Characters that no tokenizer knows, alone and in a row.
+        ("Tee kostet 5 ¥ oder 水 茶水!", "Tea costs 5 ¥ or 水 茶水!"),
+        # Characters that SentencePiece replaces: the umlaut of two characters, a space, an ellipsis and a ligature.
+        ("Es ist ka\u0308lter\u00a0hier\u2026", "It is \ufb01ne\u00a0here\u2026"),
+        # Spaces at both ends and in the middle.
+        ("  Das Brot   ist nass. ", " The bread  is wet. "),
+        (".", "."),
+        (
+            "Wir kauften Brot, Äpfel und Käse auf dem Markt, und dann kam der Zug in der Nacht zum Bahnhof am Fluss.",
+            "We bought bread, apples and cheese at the market, and then the train came to the station at night.",
+        ),
+        ("", "No."),
+    )
+)
 
 # M2M-100's names of the same languages.
 SHORT_NAMES = {"eng_Latn": "en", "fra_Latn": "fr", "deu_Latn": "de", "rus_Cyrl": "ru", "swh_Latn": "sw"}

@@ -1,4 +1,4 @@
-"""Writes the tokenizers' files of the tiny models as `save_pretrained` does: NLLB's and M2M-100's.
+"""Writes the tokenizers' files of the tiny models as the Hub has them: NLLB's, M2M-100's and Marian's.
 
     python -m tools.hugging_face_golden.tokenizer_files DIRECTORY
 
@@ -15,37 +15,47 @@ import json
 import pathlib
 import random
 import sys
+import tempfile
+from collections.abc import Iterable
+from typing import Any
 
 from tools.hugging_face_golden import sentences
 
 _PIECES = 300
 # Pieces of M2M-100's SentencePiece model that its vocab.json lacks: letters, whose words have an unknown token.
 _NOT_IN_VOCABULARY = ("z", "ж")
+# Marian's texts and number of pieces by side. The sides share some pieces; these sentences have not many more.
+_MARIAN_PIECES = {"source": (sentences.GERMAN, 112), "target": (sentences.ENGLISH, 100)}
+# A letter and a longer piece of source.spm that Marian's vocab.json lacks.
+_NOT_IN_MARIAN_VOCABULARY = ("ß", "regnet")
+# Marian's models have nmt_nfkc, whose table is 240 kB; these are four of its rules.
+_RULES = "00A0\t0020\n2026\t002E 002E 002E\nFB01\t0066 0069\n0061 0308\t00E4\n"
 
 
 def main(arguments: list[str]):
-    """Writes DIRECTORY/nllb and DIRECTORY/m2m."""
+    """Writes DIRECTORY/nllb, DIRECTORY/m2m and DIRECTORY/marian."""
     directory = pathlib.Path(arguments[1])
-    model = _train()
-    for name, write in {"nllb": _write_nllb, "m2m": _write_m2m}.items():
+    for name in ("nllb", "m2m", "marian"):
         (directory / name).mkdir(parents=True, exist_ok=True)
+    model = _train(sentences.TRAINING, _PIECES, model_type="bpe", normalization_rule_name="identity")
+    for name, write in {"nllb": _write_nllb, "m2m": _write_m2m}.items():
         file = directory / name / "sentencepiece.bpe.model"
         file.write_bytes(model)
         write(file)
+    _write_marian(directory / "marian")
 
 
-def _train() -> bytes:
+def _train(texts: Iterable[str], pieces: int, **settings: Any) -> bytes:
     import sentencepiece
 
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(sentences.TRAINING),
+        sentence_iterator=iter(texts),
         model_writer=model,
-        model_type="bpe",
-        vocab_size=_PIECES,
+        vocab_size=pieces,
         character_coverage=1.0,
-        normalization_rule_name="identity",
         minloglevel=1,
+        **settings,
     )
     return model.getvalue()
 
@@ -68,13 +78,10 @@ def _write_nllb(file: pathlib.Path):
 
 
 def _write_m2m(file: pathlib.Path):
-    import sentencepiece
     import transformers
     from transformers.models.m2m_100 import tokenization_m2m_100
 
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(file))
-    pieces = [processor.IdToPiece(index) for index in range(3, len(processor))]
-    pieces = [piece for piece in pieces if piece not in _NOT_IN_VOCABULARY]
+    pieces = [piece for piece in _pieces(file.read_bytes()) if piece not in _NOT_IN_VOCABULARY]
     random.Random(0).shuffle(pieces)
     names = ["<s>", "<pad>", "</s>", "<unk>", *pieces]
     vocabulary = file.parent / "vocab.json"
@@ -87,11 +94,49 @@ def _write_m2m(file: pathlib.Path):
     _minify(file.parent)
 
 
+def _write_marian(directory: pathlib.Path):
+    """Writes the files of the Hub's models, which are older than `save_pretrained` of this version."""
+    union: dict[str, None] = {}
+    for side, (texts, count) in _MARIAN_PIECES.items():
+        model = _train_unigrams(texts, count)
+        (directory / f"{side}.spm").write_bytes(model)
+        union |= dict.fromkeys(_pieces(model))
+    pieces = [piece for piece in union if piece not in _NOT_IN_MARIAN_VOCABULARY]
+    random.Random(0).shuffle(pieces)
+    names = ["</s>", "<unk>", *pieces, "<pad>"]
+    _write_json(directory / "vocab.json", {name: index for index, name in enumerate(names)})
+    _write_json(directory / "tokenizer_config.json", {"target_lang": "en", "source_lang": "de"})
+
+
+def _train_unigrams(texts: Iterable[str], pieces: int) -> bytes:
+    from sentencepiece import sentencepiece_model_pb2
+
+    with tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
+        rules.write(_RULES)
+        rules.flush()
+        # With one thread, for the order of sums.
+        model = _train(texts, pieces, model_type="unigram", normalization_rule_tsv=rules.name, num_threads=1)
+    messages: Any = sentencepiece_model_pb2  # protobuf makes its classes when it is imported
+    proto = messages.ModelProto.FromString(model)
+    proto.normalizer_spec.ClearField("normalization_rule_tsv")  # the name of the temporary file
+    return proto.SerializeToString(deterministic=True)
+
+
+def _pieces(model: bytes) -> list[str]:
+    """Returns a SentencePiece model's pieces without its special ones."""
+    import sentencepiece
+
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    return [processor.IdToPiece(index) for index in range(3, len(processor))]
+
+
+def _write_json(file: pathlib.Path, values: dict):
+    file.write_text(json.dumps(values, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
+
+
 def _minify(directory: pathlib.Path):
     for file in directory.glob("*.json"):
-        values = json.loads(file.read_text(encoding="utf-8"))
-        text = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
-        file.write_text(text + "\n", encoding="utf-8")
+        _write_json(file, json.loads(file.read_text(encoding="utf-8")))
 
 
 if __name__ == "__main__":
