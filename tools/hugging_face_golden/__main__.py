@@ -14,8 +14,9 @@ NAME.json has:
     weights_digest       `hugging_face_models.digest`
     weights              the shapes of what `save_pretrained` writes, by name
     tied_names           further names of model.shared.weight in the model's own state, which files may have, too
-    facts                what the loaded model and tokenizers say of themselves, the ids of languages among it
-    positions            the first rows of the table of positions
+    facts                what the loaded model and tokenizers say of themselves, the ids of languages among it; for
+                         Marian, whether logits, of which all scores are, have final_logits_bias in them
+    positions            the first rows of the table of positions, which is in no file
     tokens               all tokens of the slow tokenizer, by id
     examples             of each:
       source, target, source_language, target_language
@@ -25,12 +26,15 @@ NAME.json has:
       log_probabilities              of each label, computed in one batch of all examples with padding
       logits                         of the first example: all of the first two positions
       encoder_output                 of the first example: the first four numbers of each position
-      forced_bos_token_id            the target language, which every hypothesis begins with
+      forced_bos_token_id            the target language, which every hypothesis begins with; null for Marian
       hypotheses                     of beam search, the best first:
         ids      with the token that starts the decoder and the forced one
-        score    the sum of the log-probabilities of ids[2:]; there is no penalty for the length
-        ends     whether the last id is the end; others reached the limit
+        score    the sum of the log-probabilities of what follows these; there is no penalty for the length
+        ends     whether the last id is the end; others reached the limit, where no end is forced
         text
+      renormalized_hypotheses        the same for a model with `renormalize_logits` in its generation_config.json. No
+                                     hypothesis has a token of `bad_words_ids`. The log-probabilities of `hypotheses`
+                                     leave these tokens their share; those of these scores do not
 """
 
 from __future__ import annotations

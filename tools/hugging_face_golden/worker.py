@@ -12,16 +12,18 @@ lingvo_moe.
 
 from __future__ import annotations
 
-import itertools
 import json
 import pathlib
 import sys
 import tempfile
 
-from tools.hugging_face_golden.sentences import EXAMPLES, SHORT_NAMES, Example
+from tools.hugging_face_golden import families
+from tools.hugging_face_golden.families import Family
+from tools.hugging_face_golden.sentences import Example
 
 BEAMS, MAX_NEW_TOKENS = 4, 24
 _DIGITS = 7
+_SIDES = ("encoder", "decoder")
 # Of what padding may change, by the order of float32's sums.
 _TOLERANCE = 1e-4
 
@@ -41,20 +43,21 @@ def golden(directory: pathlib.Path) -> dict:
 
     transformers.logging.set_verbosity_error()
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(directory, dtype="float32").eval()
+    family = families.of(model)
     tokenizers = _tokenizers(directory)
-    encoded = [_encoded(tokenizers, example) for example in EXAMPLES]
+    encoded = [_encoded(family, tokenizers, example) for example in family.examples]
     values = _teacher_forced(model, tokenizers["slow"], encoded)
-    hypotheses = _hypotheses(model, tokenizers["slow"], encoded)
+    hypotheses = _all_hypotheses(model, tokenizers["slow"], encoded)
     return {
         "versions": _versions(),
-        "facts": _facts(model, tokenizers),
+        "facts": _facts(family, model, tokenizers),
         "weights": _saved_weights(model),
         "tied_names": _tied_names(model),
-        "positions": [_rounded(row) for row in model.model.encoder.embed_positions.weights[:5].tolist()],
+        "positions": _positions(family, model),
         "tokens": tokenizers["slow"].convert_ids_to_tokens(range(len(tokenizers["slow"]))),
         "examples": [
-            {**vars(example), **ids, **own, "hypotheses": best}
-            for example, ids, own, best in zip(EXAMPLES, encoded, values, hypotheses)
+            {**vars(example), **ids, **own, **best}
+            for example, ids, own, best in zip(family.examples, encoded, values, hypotheses)
         ],
     }
 
@@ -68,33 +71,30 @@ def _tokenizers(directory: pathlib.Path) -> dict:
     return {"slow": slow, **({"fast": fast} if fast.is_fast else {})}
 
 
-def _language(tokenizer, name: str) -> str:
-    return SHORT_NAMES[name] if "M2M" in type(tokenizer).__name__ else name
+def _positions(family: Family, model) -> list[list[float]]:
+    """Returns the first rows of the table of positions, which both sides have."""
+    rows, others = ([_rounded(row) for row in family.positions(model, side)[:5].tolist()] for side in _SIDES)
+    if rows != others:
+        raise ValueError("the encoder and the decoder have different positions")
+    return rows
 
 
-def _encoded(tokenizers: dict, example: Example) -> dict:
+def _encoded(family: Family, tokenizers: dict, example: Example) -> dict:
     """Returns an example's ids: of the slow tokenizer, and those of the fast one where they differ."""
-    ids = _ids(tokenizers["slow"], example)
+    ids = _ids(family, tokenizers["slow"], example)
     if "fast" in tokenizers:
-        others = _ids(tokenizers["fast"], example)
+        others = _ids(family, tokenizers["fast"], example)
         ids |= {f"{name}_fast": other for name, other in others.items() if other != ids[name]}
     return ids
 
 
-def _ids(tokenizer, example: Example) -> dict:
-    tokenizer.src_lang = _language(tokenizer, example.source_language)
-    tokenizer.tgt_lang = _language(tokenizer, example.target_language)
+def _ids(family: Family, tokenizer, example: Example) -> dict:
+    first = family.choose_languages(tokenizer, example)
     return {
         "source_ids": tokenizer(example.source)["input_ids"],
         "labels": tokenizer(text_target=example.target)["input_ids"],
-        "forced_bos_token_id": _language_id(tokenizer, tokenizer.tgt_lang),
+        "forced_bos_token_id": first,
     }
-
-
-def _language_id(tokenizer, language: str) -> int:
-    if hasattr(tokenizer, "get_lang_id"):
-        return tokenizer.get_lang_id(language)
-    return tokenizer.convert_tokens_to_ids(language)
 
 
 def _padded(tokenizer, rows: list[list[int]]):
@@ -132,16 +132,17 @@ def _decoder_input(model, labels: list[int]) -> list[int]:
     return module.shift_tokens_right(row, config.pad_token_id, config.decoder_start_token_id)[0].tolist()
 
 
-def _alone(model, source_ids: list[int], decoder_input: list[int], labels: list[int]) -> list[float]:
-    """Returns the log-probabilities of labels in a batch of one, without padding."""
+def _alone(model, source_ids: list[int], decoder_input: list[int], labels: list[int], excluded=()) -> list[float]:
+    """Returns the log-probabilities of labels in a batch of one, without padding, and those of no `excluded` token."""
     import torch
 
-    out = model(
+    logits = model(
         input_ids=torch.tensor([source_ids]),
         attention_mask=torch.ones(1, len(source_ids), dtype=torch.long),
         decoder_input_ids=torch.tensor([decoder_input]),
-    )
-    log_probabilities = torch.log_softmax(out.logits[0], -1)
+    ).logits[0]
+    logits[:, list(excluded)] = -torch.inf
+    log_probabilities = torch.log_softmax(logits, -1)
     return [log_probabilities[place, label].item() for place, label in enumerate(labels)]
 
 
@@ -151,29 +152,44 @@ def _check_equal(values: list[float], others: list[float], what: str):
         raise ValueError(f"{what} by {gap}")
 
 
-def _hypotheses(model, tokenizer, encoded: list[dict]) -> list[list[dict]]:
+def _all_hypotheses(model, tokenizer, encoded: list[dict]) -> list[dict]:
+    """Returns each example's hypotheses, and those of the scores that generation_config.json asks for, if others."""
+    results = [{"hypotheses": best} for best in _hypotheses(model, tokenizer, encoded, renormalized=False)]
+    if model.generation_config.renormalize_logits:
+        others = _hypotheses(model, tokenizer, encoded, renormalized=True)
+        results = [{**own, "renormalized_hypotheses": best} for own, best in zip(results, others)]
+    return results
+
+
+def _hypotheses(model, tokenizer, encoded: list[dict], renormalized: bool) -> list[list[dict]]:
     """Returns the hypotheses of each example, the best first; the examples of a target language are a batch."""
-    results: dict[int, list[dict]] = {}
-    places = sorted(range(len(encoded)), key=lambda place: encoded[place]["forced_bos_token_id"])
-    for language, group in itertools.groupby(places, lambda place: encoded[place]["forced_bos_token_id"]):
-        batch = list(group)
-        rows = [encoded[place]["source_ids"] for place in batch]
-        results |= zip(batch, _search(model, tokenizer, rows, language))
+    groups: dict[int | None, list[int]] = {}
     for place, ids in enumerate(encoded):
-        (own,) = _search(model, tokenizer, [ids["source_ids"]], ids["forced_bos_token_id"])
+        groups.setdefault(ids["forced_bos_token_id"], []).append(place)
+    results: dict[int, list[dict]] = {}
+    for first, batch in groups.items():
+        rows = [encoded[place]["source_ids"] for place in batch]
+        results |= zip(batch, _search(model, tokenizer, rows, first, renormalized))
+    for place, ids in enumerate(encoded):
+        (own,) = _search(model, tokenizer, [ids["source_ids"]], ids["forced_bos_token_id"], renormalized)
         if [hypothesis["ids"] for hypothesis in own] != [hypothesis["ids"] for hypothesis in results[place]]:
             raise ValueError(f"padding changes the hypotheses of example {place}")
         for hypothesis in own:
-            tokens = hypothesis["ids"]
-            terms = _alone(model, ids["source_ids"], tokens[:-1], tokens[1:])
-            # The token of the language is forced, and its log-probability does not count.
-            _check_equal(
-                [sum(terms[1:])], [hypothesis["score"]], "a score is not the sum of log-probabilities; it differs"
-            )
+            _check_score(model, ids, hypothesis, renormalized)
     return [results[place] for place in range(len(encoded))]
 
 
-def _search(model, tokenizer, rows: list[list[int]], language: int) -> list[list[dict]]:
+def _check_score(model, ids: dict, hypothesis: dict, renormalized: bool):
+    """Checks that a score is the sum of log-probabilities; forbidden tokens have their share, unless renormalised."""
+    tokens = hypothesis["ids"]
+    excluded = [token for (token,) in model.generation_config.bad_words_ids or ()] if renormalized else ()
+    terms = _alone(model, ids["source_ids"], tokens[:-1], tokens[1:], excluded)
+    # The log-probability of a token that is forced does not count.
+    counted = terms if ids["forced_bos_token_id"] is None else terms[1:]
+    _check_equal([sum(counted)], [hypothesis["score"]], "a score is not the sum of log-probabilities; it differs")
+
+
+def _search(model, tokenizer, rows: list[list[int]], first: int | None, renormalized: bool) -> list[list[dict]]:
     source = _padded(tokenizer, rows)
     out = model.generate(
         **source,
@@ -183,7 +199,9 @@ def _search(model, tokenizer, rows: list[list[int]], language: int) -> list[list
         length_penalty=0.0,
         early_stopping=False,
         do_sample=False,
-        forced_bos_token_id=language,
+        forced_bos_token_id=first,
+        forced_eos_token_id=None,  # or every hypothesis would end
+        renormalize_logits=renormalized,
         output_scores=True,
         return_dict_in_generate=True,
     )
@@ -217,28 +235,24 @@ def _versions() -> dict:
     return {package.__name__: package.__version__ for package in packages}
 
 
-def _facts(model, tokenizers: dict) -> dict:
+def _facts(family: Family, model, tokenizers: dict) -> dict:
     slow = tokenizers["slow"]
     base = model.model
     languages = [token for token in slow.additional_special_tokens if token in slow.get_vocab()]
-    facts = {
+    return {
         "class": type(model).__name__,
         "attention": model.config._attn_implementation,
-        "embedding_scale": base.encoder.embed_tokens.embed_scale,
+        "embedding_scale": family.embedding_scale(model),
         "vocabulary": base.shared.num_embeddings,
-        "layer_norm_epsilon": base.encoder.layer_norm.eps,
+        "layer_norm_epsilon": base.encoder.layers[0].self_attn_layer_norm.eps,
         "tokenizers": {kind: type(tokenizer).__name__ for kind, tokenizer in tokenizers.items()},
         "tokens": {kind: len(tokenizer) for kind, tokenizer in tokenizers.items()},
         "special_ids": {token: slow.convert_tokens_to_ids(token) for token in _special_tokens(slow)},
         "languages": {token: slow.convert_tokens_to_ids(token) for token in languages},
         "beams": BEAMS,
         "max_new_tokens": MAX_NEW_TOKENS,
+        **family.facts(model, slow),
     }
-    sparse = {
-        side: [index for index, layer in enumerate(getattr(base, side).layers) if getattr(layer, "is_sparse", False)]
-        for side in ("encoder", "decoder")
-    }
-    return {**facts, **({"sparse_layers": sparse} if any(sparse.values()) else {})}
 
 
 def _special_tokens(tokenizer) -> list[str]:
@@ -261,10 +275,13 @@ def _saved_weights(model) -> dict:
 
 
 def _tied_names(model) -> list[str]:
-    """Returns the names of the model's own state that the saved files lack: all are `model.shared.weight`."""
+    """Returns the names of the model's own state by which it has `model.shared.weight`, and which files lack.
+
+    Files may lack positions, too, which are computed.
+    """
     saved = _saved_weights(model)
     own = model.state_dict()
-    names = sorted(set(own) - set(saved))
+    names = sorted(set(own) - set(saved) - set(model._keys_to_ignore_on_save or ()))
     if any(own[name].data_ptr() != model.model.shared.weight.data_ptr() for name in names):
         raise ValueError(f"not all of {names} are tied to the shared table")
     return names

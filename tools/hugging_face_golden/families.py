@@ -1,0 +1,119 @@
+"""What the families of models have each in its own way: examples, languages, pieces, and the table of positions.
+
+It shares no code with lingvo_moe. Importing it needs the standard library alone.
+"""
+
+# The packages of its functions are in an environment of their own: see __main__.py.
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+from typing import Any
+
+from tools.hugging_face_golden import sentences
+from tools.hugging_face_golden.sentences import Example
+
+
+class Multilingual:
+    """M2M-100, NLLB-200 and NLLB-MoE: the tokens of both sides begin with their language."""
+
+    examples = sentences.EXAMPLES
+
+    def choose_languages(self, tokenizer: Any, example: Example) -> int | None:
+        """Tells a tokenizer an example's languages, and returns the token that every hypothesis begins with."""
+        own = self._languages(tokenizer)
+        tokenizer.src_lang = own.get(example.source_language, example.source_language)
+        tokenizer.tgt_lang = own.get(example.target_language, example.target_language)
+        if hasattr(tokenizer, "get_lang_id"):
+            return tokenizer.get_lang_id(tokenizer.tgt_lang)
+        return tokenizer.convert_tokens_to_ids(tokenizer.tgt_lang)
+
+    def _languages(self, tokenizer: Any) -> dict[str, str]:
+        return sentences.SHORT_NAMES if "M2M" in type(tokenizer).__name__ else {}
+
+    def positions(self, model: Any, side: str) -> Any:
+        """Returns the table of positions of `encoder` or `decoder`."""
+        return getattr(model.model, side).embed_positions.weights
+
+    def embedding_scale(self, model: Any) -> float:
+        """Returns what the embeddings are multiplied by."""
+        return model.model.encoder.embed_tokens.embed_scale
+
+    def facts(self, model: Any, tokenizer: Any) -> dict:
+        """Returns what only this family has."""
+        sparse = {side: self._sparse_layers(getattr(model.model, side)) for side in ("encoder", "decoder")}
+        return {"sparse_layers": sparse} if any(sparse.values()) else {}
+
+    def _sparse_layers(self, side: Any) -> list[int]:
+        return [index for index, layer in enumerate(side.layers) if getattr(layer, "is_sparse", False)]
+
+
+class Marian:
+    """Marian: one direction, a SentencePiece model of each side, and one table of the pieces of both."""
+
+    examples = sentences.GERMAN_TO_ENGLISH
+
+    def choose_languages(self, tokenizer: Any, example: Example) -> int | None:
+        """There is nothing to choose, and the model chooses the first token."""
+        return None
+
+    def positions(self, model: Any, side: str) -> Any:
+        """Returns the table of positions of `encoder` or `decoder`."""
+        return getattr(model.model, side).embed_positions.weight
+
+    def embedding_scale(self, model: Any) -> float:
+        """Returns what the embeddings are multiplied by."""
+        return model.model.encoder.embed_scale
+
+    def facts(self, model: Any, tokenizer: Any) -> dict:
+        """Returns what only this family has."""
+        return {
+            "bad_words_ids": model.generation_config.bad_words_ids,
+            # The worker checks it: only `renormalize_logits` takes from these tokens their share of the probability.
+            "bad_words_have_a_share": {"hypotheses": True, "renormalized_hypotheses": False},
+            "logits_include_final_logits_bias": _adds_bias(model),
+            # Without this package, punctuation is not normalised before SentencePiece reads a text.
+            "has_sacremoses": importlib.util.find_spec("sacremoses") is not None,
+            "pieces": _pieces(tokenizer),
+        }
+
+
+Family = Multilingual | Marian
+
+
+def of(model: Any) -> Family:
+    """Returns the family of a loaded model."""
+    return Marian() if model.config.model_type == "marian" else Multilingual()
+
+
+def _adds_bias(model: Any) -> bool:
+    """Returns whether logits are the product with the table and final_logits_bias."""
+    import torch
+
+    ids = torch.tensor([[3, 4, model.config.eos_token_id]])
+    base = model.model(input_ids=ids, decoder_input_ids=ids)
+    logits = model(input_ids=ids, decoder_input_ids=ids).logits
+    product = base.last_hidden_state @ model.model.shared.weight.T
+    if torch.allclose(logits, product, atol=1e-3):
+        return False
+    torch.testing.assert_close(logits, product + model.final_logits_bias)
+    return True
+
+
+def _pieces(tokenizer: Any) -> dict:
+    """Returns how many pieces the SentencePiece models have, and the pieces that vocab.json lacks."""
+    import sentencepiece
+
+    pieces = {}
+    for side, file in zip(("source", "target"), tokenizer.spm_files):
+        processor = sentencepiece.SentencePieceProcessor(model_proto=pathlib.Path(file).read_bytes())
+        pieces[side] = [processor.IdToPiece(index) for index in range(3, len(processor))]
+    source, target = set(pieces["source"]), set(pieces["target"])
+    return {
+        "source": len(source),
+        "target": len(target),
+        "shared": len(source & target),
+        "not_in_vocabulary": sorted((source | target) - set(tokenizer.encoder)),
+    }
