@@ -1,4 +1,4 @@
-"""Tiny models with random weights, as directories of the Hugging Face Hub: M2M-100, NLLB-200 and NLLB-MoE.
+"""Tiny models with random weights, as directories of the Hugging Face Hub: M2M-100, NLLB-200, NLLB-MoE and Marian.
 
 It needs NumPy and safetensors alone. Names and shapes of the weights are those that Hugging Face's `save_pretrained`
 writes; the golden files, which its code wrote, have them too.
@@ -18,9 +18,23 @@ from safetensors.numpy import save_file
 
 TOKENIZERS = pathlib.Path(__file__).parents[2] / "testdata" / "golden" / "hugging_face"
 INDEX = "model.safetensors.index.json"
-PADDING, EOS = 1, 2
 
-_SPECIAL_IDS = {"bos_token_id": 0, "decoder_start_token_id": EOS, "eos_token_id": EOS, "pad_token_id": PADDING}
+_SPECIAL_IDS = {"bos_token_id": 0, "decoder_start_token_id": 2, "eos_token_id": 2, "pad_token_id": 1}
+# Marian's rows: the end, <unk>, the pieces, and padding.
+_MARIAN_ROWS = 163
+_MARIAN_IDS = {
+    "bos_token_id": 0,
+    "decoder_start_token_id": _MARIAN_ROWS - 1,
+    "eos_token_id": 0,
+    "pad_token_id": _MARIAN_ROWS - 1,
+}
+_MARIAN_SEARCH = {
+    "bad_words_ids": [[_MARIAN_ROWS - 1]],
+    "forced_eos_token_id": 0,
+    "max_length": 512,
+    "num_beams": 6,
+    **_MARIAN_IDS,
+}
 
 
 def _of_both_sides(**values: int | float) -> dict:
@@ -43,7 +57,8 @@ _COMMON = {
     "torch_dtype": "float32",
     **_SPECIAL_IDS,
 }
-# What facebook/nllb-200-distilled-600M, facebook/nllb-moe-54b and facebook/m2m100_418M have, with small dimensions.
+# What facebook/nllb-200-distilled-600M, facebook/nllb-moe-54b, facebook/m2m100_418M and Helsinki-NLP/opus-mt-de-en
+# have, with small dimensions.
 CONFIGS = {
     "nllb": {
         "architectures": ["M2M100ForConditionalGeneration"],
@@ -89,17 +104,60 @@ CONFIGS = {
         "num_beams": 5,
         **_COMMON,
     },
+    "marian": {
+        "architectures": ["MarianMTModel"],
+        "model_type": "marian",
+        "vocab_size": _MARIAN_ROWS,
+        "decoder_vocab_size": _MARIAN_ROWS,
+        "d_model": 32,
+        **_of_both_sides(attention_heads=4, ffn_dim=64, layerdrop=0.0),
+        "encoder_layers": 3,
+        "decoder_layers": 2,
+        "num_hidden_layers": 3,
+        "activation_function": "swish",
+        "activation_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "dropout": 0.1,
+        "classif_dropout": 0.0,
+        "classifier_dropout": 0.0,
+        "init_std": 0.02,
+        "is_encoder_decoder": True,
+        "max_position_embeddings": 64,
+        "normalize_before": False,
+        "normalize_embedding": False,
+        "add_final_layer_norm": False,
+        "add_bias_logits": False,
+        "static_position_embeddings": True,
+        "scale_embedding": True,
+        "share_encoder_decoder_embeddings": True,
+        "gradient_checkpointing": False,
+        "use_cache": True,
+        **_MARIAN_SEARCH,
+    },
+}
+_FAIRSEQ_GENERATION = {"_from_model_config": True, "max_length": 200, **_SPECIAL_IDS}
+# What generation_config.json has. Padding, whose logit is zero, has no part in the probabilities of Marian's search.
+_GENERATION = {
+    "nllb": _FAIRSEQ_GENERATION,
+    "nllb_moe": _FAIRSEQ_GENERATION,
+    "m2m": _FAIRSEQ_GENERATION,
+    "marian": {"renormalize_logits": True, **_MARIAN_SEARCH},
 }
 # The directory of each model's tokenizer below TOKENIZERS.
-TOKENIZER_OF = {"nllb": "nllb", "nllb_moe": "nllb", "m2m": "m2m"}
+TOKENIZER_OF = {"nllb": "nllb", "nllb_moe": "nllb", "m2m": "m2m", "marian": "marian"}
 # The ids that a text's pieces have; other rows of the table are special tokens, languages or unused.
-_PIECES = {"nllb": range(4, 301), "nllb_moe": range(4, 301), "m2m": range(4, 299)}
+_PIECES = {"nllb": range(4, 301), "nllb_moe": range(4, 301), "m2m": range(4, 299), "marian": range(2, 162)}
 # Chosen so that beam search ends by itself and its best hypotheses differ in score.
-_SEEDS = {"nllb": 77, "nllb_moe": 14, "m2m": 51}
+_SEEDS = {"nllb": 77, "nllb_moe": 14, "m2m": 51, "marian": 590}
 # The standard deviation of the table, and how much larger it is in the end's row, so that its chance varies.
 _SPREAD, _END_SPREAD = 0.3, 2.0
-# The standard deviation of the last bias.
+# The standard deviation of the last norm's bias.
 _LAST_BIAS = 0.3
+# Marian's final_logits_bias: its mean, which makes padding likely, and its standard deviation.
+_LOGITS_BIAS = "final_logits_bias"
+_LOGITS_BIAS_MEAN, _LOGITS_BIAS_SPREAD = -5.0, 0.5
+# What Marian's attention adds is small, or the norms that follow would leave little of the token, and of its successor.
+_WEAK, _WEAK_SPREAD = "out_proj.weight", 0.45
 # How much of a token's successor the last feed-forward layer adds, and how much of the token it takes away from that.
 _SUCCESSOR, _OWN = 5.0, 1.0
 # How much likelier the weights make the end, and how much less likely the rows of no piece: logits.
@@ -116,6 +174,7 @@ def shapes(model: str) -> dict[str, tuple[int, ...]]:
         "model.shared.weight": (config["vocab_size"], width),
         **dict(_side(config, "encoder")),
         **dict(_side(config, "decoder")),
+        **({_LOGITS_BIAS: (1, config["vocab_size"])} if config["model_type"] == "marian" else {}),
     }
 
 
@@ -131,7 +190,8 @@ def _side(config: dict, side: str) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield from _norm(f"{prefix}.{attention}_layer_norm", width)
         yield from _feed_forward(config, side, layer, prefix)
         yield from _norm(f"{prefix}.{'ff_layer_norm' if has_experts else 'final_layer_norm'}", width)
-    yield from _norm(f"model.{side}.layer_norm", width)
+    if config.get("add_final_layer_norm", True):
+        yield from _norm(f"model.{side}.layer_norm", width)
 
 
 def _feed_forward(config: dict, side: str, layer: int, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -167,7 +227,7 @@ def weights(model: str, seed: int | None = None) -> dict[str, np.ndarray]:
     seed = _SEEDS[model] if seed is None else seed
     values = {name: _values(f"{model}/{seed}/{name}", shape) for name, shape in shapes(model).items()}
     _add_successors(model, values)
-    _shape_outputs(values, _PIECES[model])
+    _shape_outputs(model, values)
     return {name: value.astype(np.float32) for name, value in values.items()}
 
 
@@ -178,11 +238,14 @@ def _values(key: str, shape: tuple[int, ...]) -> np.ndarray:
         return _SPREAD * normal
     if name == "model.decoder.layer_norm.bias":
         return _LAST_BIAS * normal  # the direction that `_shape_outputs` uses
+    if name == _LOGITS_BIAS:
+        return _LOGITS_BIAS_MEAN + _LOGITS_BIAS_SPREAD * normal
     if name.endswith("norm.weight"):
         return 1.0 + 0.2 * normal
     if name.endswith("bias"):
         return 0.2 * normal
-    return 1.5 * shape[1] ** -0.5 * normal
+    spread = _WEAK_SPREAD if name.endswith(_WEAK) and key.startswith("marian/") else 1.5
+    return spread * shape[1] ** -0.5 * normal
 
 
 def _hash(key: str) -> int:
@@ -193,7 +256,7 @@ def _add_successors(model: str, values: dict[str, np.ndarray]):
     """Makes another piece the likely successor of each, or beam search would repeat a token that it once chose.
 
     The pieces' rows of the table are a chain, each the rotation of the one before it; the last feed-forward layer
-    rotates what it reads, relu(x) - relu(-x), and takes away some of it.
+    rotates what it reads, and takes away some of it: x is relu(x) - relu(-x), and also swish(x) - swish(-x).
     """
     table = values["model.shared.weight"]
     width = table.shape[1]
@@ -213,14 +276,26 @@ def _add_successors(model: str, values: dict[str, np.ndarray]):
                 values[name] += part
 
 
-def _shape_outputs(values: dict[str, np.ndarray], pieces: range):
-    """Makes the end likelier, and less likely what is no piece. Padding's row is zero, as fairseq has it."""
-    table, bias = values["model.shared.weight"], values["model.decoder.layer_norm.bias"]
-    per_logit = bias / (bias @ bias)
-    others = [row for row in range(len(table)) if row not in pieces and row != EOS]
-    table[others] += _NO_PIECE * per_logit
-    table[EOS] = _END_SPREAD * table[EOS] + _END * per_logit
-    table[PADDING] = 0.0
+def _shape_outputs(model: str, values: dict[str, np.ndarray]):
+    """Makes the end likelier, and less likely what is no piece. Padding's row is zero, as in the public models."""
+    config, table = CONFIGS[model], values["model.shared.weight"]
+    end, padding = config["eos_token_id"], config["pad_token_id"]
+    others = [row for row in range(len(table)) if row not in _PIECES[model] and row != end]
+    table[end] *= _END_SPREAD
+    _add_to_logits(values, others, _NO_PIECE)
+    _add_to_logits(values, [end], _END)
+    table[padding] = 0.0
+    if _LOGITS_BIAS in values:
+        values[_LOGITS_BIAS][:, padding] = 0.0
+
+
+def _add_to_logits(values: dict[str, np.ndarray], rows: list[int], amount: float):
+    """Makes some rows likelier by the bias of the logits, or else by that of the last norm."""
+    if _LOGITS_BIAS in values:
+        values[_LOGITS_BIAS][:, rows] += amount
+        return
+    bias = values["model.decoder.layer_norm.bias"]
+    values["model.shared.weight"][rows] += amount * (bias / (bias @ bias))
 
 
 def digest(model: str) -> str:
@@ -239,7 +314,7 @@ def write(directory: pathlib.Path, model: str, seed: int | None = None):
     """
     directory.mkdir(parents=True, exist_ok=True)
     _write_json(directory / "config.json", CONFIGS[model])
-    _write_json(directory / "generation_config.json", {"_from_model_config": True, "max_length": 200, **_SPECIAL_IDS})
+    _write_json(directory / "generation_config.json", _GENERATION[model])
     shards = _shards(weights(model, seed), _MAX_SHARD_BYTES.get(model))
     files = [f"model-{index:05}-of-{len(shards):05}.safetensors" for index in range(1, len(shards) + 1)]
     if len(shards) == 1:
