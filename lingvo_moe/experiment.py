@@ -404,7 +404,7 @@ class Experiment:
             or translations begin with a language, and `search.force_first` is false, or the reverse.
         """
         tokenizers = self.open_tokenizers().in_languages(self.texts.languages)
-        has_languages = bool(tokenizers.target.language)
+        has_languages = tokenizers.target.language_id is not None
         if self.translates and has_languages != self.search.force_first:
             said = "begin with their language" if has_languages else "have no language to begin with"
             raise UserError(

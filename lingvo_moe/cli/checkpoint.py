@@ -15,8 +15,7 @@ from lingvo_moe import experiment, registry
 from lingvo_moe.cli.run_config import CheckpointConfig
 from lingvo_moe.data.tokenizer import SIDES
 from lingvo_moe.errors import UserError, did_you_mean
-from lingvo_moe.importing import hugging_face
-from lingvo_moe.importing import tokenizer as imported_tokenizer
+from lingvo_moe.importing import hugging_face, tokenizer_files
 from lingvo_moe.importing.model_directory import CONFIG
 from lingvo_moe.steps import weight_specs
 from lingvo_moe.training import checkpoint_manifest, hyperparameters
@@ -217,23 +216,24 @@ def _from_directory(config: CheckpointConfig, directory: pathlib.Path):
     logdir = _logdir(config)
     tools.check_new(logdir, "--logdir")
     tokenizers = pathlib.Path(logdir) / hyperparameters.OWN_TOKENIZERS
-    imported_tokenizer.check_new(tokenizers, f"--logdir={logdir}")
+    tokenizer_files.check_new(tokenizers, f"--logdir={logdir}")
     found = hugging_face.read(directory, f"--input={directory}")
-    readers = [sha256(found.tokenizer.model)] * len(SIDES)
+    readers = [sha256(found.tokenizers[side].model) for side in SIDES]
     origin = f"imported from {directory.resolve().name}"
     imported = experiment.unchecked(found.name, (*found.settings, f"tokenizers={tokenizers}"))
 
     def write_others():
-        imported_tokenizer.write(found.tokenizer, tokenizers, f"--logdir={logdir}")
+        tokenizer_files.write(found.tokenizers, tokenizers, f"--logdir={logdir}")
         hyperparameters.save(pathlib.Path(logdir), hyperparameters.of(found.name, imported))
 
     tools.save_imported(logdir, found.name, tools.FileWeights(0, found.theta, readers), origin, write_others)
-    _logger.info(
-        "%s: weights of %s, and tokenizers of %s; `translate` takes --source_language and --target_language.",
-        logdir,
-        found.name,
-        counted(len(found.tokenizer.languages), "language"),
-    )
+    source, target = (found.tokenizers[side] for side in SIDES)
+    if source.languages:
+        languages = f"{counted(len(source.languages), 'language')}; `translate` takes --source_language and "
+        languages += "--target_language"
+    else:
+        languages = f"{source.own_language} and {target.own_language}"
+    _logger.info("%s: weights of %s, and tokenizers of %s.", logdir, found.name, languages)
 
 
 _ACTIONS = {

@@ -59,6 +59,22 @@ def test_it_translates_between_any_two_languages(imported, lines, capsys):
     assert (into_english[2], into_french[2]) == ("1,234.5", "1.234,5"), "numbers are those of the target language"
 
 
+def test_a_translator_of_one_pair_of_languages_needs_no_flags(tmp_path, lines, capsys):
+    """Its languages are recorded; a line is translated, not copied for being English, if that is not the target."""
+    hugging_face_models.write(tmp_path / "model", "marian")
+    config = tmp_path / "model" / "tokenizer_config.json"
+    config.write_text(json.dumps({"source_lang": "en", "target_lang": "de"}))
+    logdir = f"--logdir={tmp_path / 'log'}"
+    assert _run("checkpoint", "convert", f"--input={tmp_path / 'model'}", logdir) == 0
+    assert "weights of opus.Base, and tokenizers of en and de." in capsys.readouterr().err
+    (tmp_path / "english.txt").write_text("The house is old and the garden is green.\n\n1,234.5\n")
+    assert _run("translate", logdir, *_FAST, f"--input={tmp_path / 'english.txt'}") == 0
+    sentence, empty, number = capsys.readouterr().out.splitlines()
+    assert sentence not in ("", "The house is old and the garden is green.") and (empty, number) == ("", "1,234.5")
+    assert _run("translate", logdir, *_FAST, "--source_language=fr", lines) == 2
+    assert "input.source_language is 'fr', but the tokenizer is of 'en' alone; leave" in capsys.readouterr().err
+
+
 def test_it_is_inspected_and_verified_like_others(imported, capsys):
     """The origin is shown."""
     assert _run("checkpoint", "inspect", f"--logdir={imported}", "--grep=norm/bias") == 0

@@ -97,7 +97,8 @@ class PairLanguages:
                 ", ".join(self.left_out),
             )
         side = "source" if self.from_english else "target"
-        if not is_english(name := self._configured.get(side, "")):
+        own = self._tokenizers[side].own_language if side in self._tokenizers else ""
+        if not is_english(name := self._configured.get(side) or own):
             _logger.warning(
                 "input.%s_language is %s, but this side of a corpus's pairs is English, unless you built it otherwise; "
                 "%s_language=%s would read the pairs from English.",
@@ -115,8 +116,8 @@ class PairLanguages:
 
     def first_ids(self, label: str) -> dict[str, int]:
         """Returns the ids that the texts of both sides begin with, by side; those of pairs with this label."""
-        named = {side: name for side, name in self.by_label[label].items() if name}
-        return {side: self._tokenizers[side].id_of_language(name) for side, name in named.items()}
+        tokenizers = {side: of_side for side, of_side in self._tokenizers.items() if of_side.languages}
+        return {side: of_side.id_of_language(self.by_label[label][side]) for side, of_side in tokenizers.items()}
 
     def in_order(self, source: str, english: str) -> tuple[str, str]:
         """Returns (source, target) of a pair as the corpus has it."""

@@ -12,6 +12,8 @@ A model may be compressed (`xz source.model`): a directory without NAME.model ma
 A tokenizer of an imported model (`importing`) has pieces for languages, control pieces such as `fra_Latn`. Each text
 begins with that of its language, on both sides, so that one model translates in all directions (Johnson et al. 2017).
 
+Others of imported models are of one language, which they do not write: then the manifest names it.
+
 A trained vocabulary may be smaller than requested, because a small corpus has fewer pieces. A model's vocabulary must
 be at least as large as the tokenizer's; its surplus embeddings are never looked up.
 
@@ -59,11 +61,13 @@ class Tokenizer:
 
     Attributes:
       model: the bytes of the model file.
-      language: whose piece each text begins with; empty for none.
+      language: of the texts, which begin with its piece if there is one; empty for none.
+      own_language: the only one that it is for, without a piece; empty for any.
     """
 
     model: bytes = dataclasses.field(repr=False)
     language: str = ""
+    own_language: str = ""
     pad_id = SPECIAL_IDS["pad"]
     eos_id = SPECIAL_IDS["eos"]
     bos_id = SPECIAL_IDS["bos"]
@@ -112,7 +116,7 @@ class Tokenizer:
     @property
     def language_id(self) -> int | None:
         """The id of the piece of `language`; None without one."""
-        return self._processor.piece_to_id(self.language) if self.language else None
+        return self._processor.piece_to_id(self.language) if self.language in self.languages else None
 
     @functools.cached_property
     def language_names(self) -> tuple[str, ...]:
@@ -139,12 +143,20 @@ class Tokenizer:
                 f"{field} is {OF_CORPUS}, the language of each pair of a corpus, but the texts are of no corpus. Pass "
                 f"--set={field}=NAME (`translate` has a flag for it) with one of {_shown(self.language_names)}."
             )
+        if self.own_language:
+            return dataclasses.replace(self, language=self.own_language)
         known = dict(zip(self.language_names, self.languages))
         return dataclasses.replace(self, language=known[language.strip("_")] if language else "")
 
     def check_language(self, language: str, field: str):
         """Raises UserError as `in_language`, but for OF_CORPUS only if there are no languages."""
         known = self.language_names
+        if self.own_language:
+            if language not in ("", self.own_language):
+                raise UserError(
+                    f"{field} is {language!r}, but the tokenizer is of {self.own_language!r} alone; leave it out."
+                )
+            return
         names = counted(len(known), "language")
         if not language and known:
             raise UserError(
@@ -158,6 +170,16 @@ class Tokenizer:
                 f"{field} is {language!r}, which is none of the {names} of the tokenizers, {_shown(known)}."
                 f"{did_you_mean(language, known)}"
             )
+
+    @functools.cached_property
+    def all_pieces(self) -> tuple[str, ...]:
+        """The texts of all pieces, in the order of their ids."""
+        return tuple(map(self._processor.id_to_piece, range(self._processor.vocab_size())))
+
+    @property
+    def num_pieces(self) -> int:
+        """The number of all pieces, unused ones included."""
+        return self._processor.vocab_size()
 
     @functools.cached_property
     def vocabulary_size(self) -> int:
@@ -218,8 +240,8 @@ class Tokenizers:
 
     @property
     def is_shared(self) -> bool:
-        """Whether both sides have one tokenizer."""
-        return self.source.model == self.target.model
+        """Whether both sides have one tokenizer, or two in which the same ids stand for the same pieces."""
+        return self.source.model == self.target.model or self.source.all_pieces == self.target.all_pieces
 
     @classmethod
     def load(cls, directory: str | pathlib.Path) -> Tokenizers:
@@ -291,8 +313,8 @@ def read_manifest(directory: pathlib.Path) -> dict[str, Any]:
         for side in SIDES:
             entry = manifest[side]
             safe_paths.check_file_name(entry["file"], f"{path}, field {side}.file")
-            if not isinstance(entry["sha256"], str):
-                raise TypeError(f"the hash of {side} is not a string")
+            if not all(isinstance(text, str) for text in (entry["sha256"], entry.get("language", ""))):
+                raise TypeError(f"the hash or the language of {side} is not a string")
     except UserError:
         raise
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -304,7 +326,7 @@ def read_manifest(directory: pathlib.Path) -> dict[str, Any]:
 
 def _load_verified(path: pathlib.Path, entry: dict[str, Any]) -> Tokenizer:
     path = _stored(path)
-    tokenizer = Tokenizer(_read_model(path))
+    tokenizer = Tokenizer(_read_model(path), own_language=entry.get("language", ""))
     if (actual := sha256(tokenizer.model)) != entry["sha256"]:
         raise UserError(
             f"{path} has SHA-256 {actual[:12]}..., but {MANIFEST} expects {entry['sha256'][:12]}...: "

@@ -14,10 +14,11 @@ from safetensors.numpy import load_file, save_file
 from lingvo_moe import experiment as experiments
 from lingvo_moe import tree
 from lingvo_moe.data.batching import Example
+from lingvo_moe.data.tokenizer import SIDES, SPECIAL_IDS
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
-from lingvo_moe.importing import hugging_face
+from lingvo_moe.importing import fairseq_tokenizer, hugging_face, marian_tokenizer
 from lingvo_moe.layers.base import Context
 from lingvo_moe.lazy import tf
 from lingvo_moe.models.translation import Translation
@@ -30,8 +31,6 @@ NAMES = list(hugging_face_models.CONFIGS)
 # Of log-probabilities of -1 to -12, each after some 30 float32 products and sums in a row, which PyTorch orders
 # otherwise; the golden values have seven digits.
 TOLERANCE = 5e-5
-# Our special ids in the place of fairseq's; all others are the same.
-SPECIAL = {0: 2, 1: 0, 2: 1, 3: 3}
 LANGUAGE = "fra_Latn"  # of the targets that are searched for; each has a program of its own
 LENGTH = 64  # of a row
 # M2M-100's names of languages.
@@ -57,10 +56,27 @@ class Case:
     def theta(self) -> dict:
         return tree.map_leaves(tf.constant, tree.unflatten(self.found.theta))
 
-    def tokens(self, text: str, language: str) -> list[int]:
-        if "__en__" in self.golden["facts"]["languages"]:
+    @property
+    def has_languages(self) -> bool:
+        """Whether texts begin with their language."""
+        return bool(self.found.tokenizers["source"].languages)
+
+    @functools.cached_property
+    def rows(self) -> list[int]:
+        """Their ids, in the order of ours."""
+        vocabulary = self.golden["config"]["vocab_size"]
+        return (fairseq_tokenizer if self.has_languages else marian_tokenizer).rows_of_ids(vocabulary).tolist()
+
+    def ours(self, ids: list[int]) -> list[int]:
+        """Our ids of theirs; the first of two."""
+        return [self.rows.index(number) for number in ids]
+
+    def tokens(self, side: str, text: str, language: str) -> list[int]:
+        if not self.has_languages:
+            language = ""
+        elif "__en__" in self.golden["facts"]["languages"]:
             language = SHORT_NAMES[language]
-        return self.found.tokenizer.in_language(language, "language").encode([text])[0].tolist()
+        return self.found.tokenizers[side].in_language(language, "language").encode([text])[0].tolist()
 
     def batch(self, *pairs: dict) -> dict:
         """The source and the target of examples, one a row."""
@@ -69,7 +85,7 @@ class Case:
         )
         rows = config.empty_rows(len(pairs))
         for number, pair in enumerate(pairs):
-            source, target = (self.tokens(pair[side], pair[f"{side}_language"]) for side in ("source", "target"))
+            source, target = (self.tokens(side, pair[side], pair[f"{side}_language"]) for side in SIDES)
             assert rows.add(Example(number, np.int32(source), np.int32(target)))
         return rows.batch
 
@@ -82,15 +98,12 @@ def case(request, tmp_path_factory) -> Case:
     return Case(hugging_face.read(pathlib.Path(directory), f"--input={directory}"), golden)
 
 
-def ours(ids: list[int]) -> list[int]:
-    return [SPECIAL.get(number, number) for number in ids]
-
-
 def test_texts_have_the_same_tokens(case):
     """Of both sides, with unknown characters, white space, and none at all."""
     for example in case.golden["examples"]:
         for side, ids in (("source", "source_ids"), ("target", "labels")):
-            assert [*case.tokens(example[side], example[f"{side}_language"]), 1] == ours(example[ids]), example[side]
+            found = [*case.tokens(side, example[side], example[f"{side}_language"]), SPECIAL_IDS["eos"]]
+            assert found == case.ours(example[ids]), example[side]
 
 
 def test_the_encoder_computes_the_same(case):
@@ -124,23 +137,26 @@ def test_targets_have_the_same_log_probabilities(case):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_search_finds_the_same(case, devices):
     """Hypotheses and their scores, of all sources with one target language, on one device and on two."""
-    examples = [each for each in case.golden["examples"] if each["target_language"] == LANGUAGE]
+    examples = case.golden["examples"]
+    if case.has_languages:
+        examples = [each for each in examples if each["target_language"] == LANGUAGE]
     config = dataclasses.replace(case.experiment, mesh=DeviceMesh((devices,)), decoding_batch=len(examples))
     batch = case.batch(*examples)["source"]
     config = dataclasses.replace(config, input=dataclasses.replace(config.texts, source_length=LENGTH))
-    # Without a length penalty and forbidden tokens, as the golden values were made.
+    # Without a length penalty, and with the forbidden tokens of the golden values: Marian's padding.
     search = dataclasses.replace(
         config.search,
         beam_size=case.golden["facts"]["beams"],
         max_length=case.golden["facts"]["max_new_tokens"],
         length_alpha=0.0,
-        forbidden_ids=(),
-        force_first=True,
+        forbidden_ids=() if case.has_languages else (SPECIAL_IDS["pad"],),
+        force_first=case.has_languages,
     )
     config = dataclasses.replace(config, search=search)
     decoding = Engine(devices, "cpu").decoding(config.steps, config.decoding_specs(), search)
     decoding.load(tree.unflatten(case.found.theta))
-    batch["first_ids"] = np.full(len(examples), case.tokens("", LANGUAGE)[0], np.int32)
+    if case.has_languages:
+        batch["first_ids"] = np.full(len(examples), case.tokens("target", "", LANGUAGE)[0], np.int32)
     found = {name: np.asarray(value) for name, value in decoding.decode(batch).items()}
     same, compared = 0, 0
     for row, example in enumerate(examples):
@@ -148,13 +164,14 @@ def test_the_search_finds_the_same(case, devices):
             tuple(found["ids"][row, k, : found["lengths"][row, k]].tolist()): float(found["scores"][row, k])
             for k in range(search.beam_size)
         }
-        theirs = {tuple(ours(each["ids"][1:])): each["score"] for each in example["hypotheses"] if each["ends"]}
+        expected = example["hypotheses" if case.has_languages else "renormalized_hypotheses"]
+        theirs = {tuple(case.ours(each["ids"][1:])): each["score"] for each in expected if each["ends"]}
         for ids, score in theirs.items():
             if score > min(own.values()) + TOLERANCE * LENGTH:
                 assert own[ids] == pytest.approx(score, abs=TOLERANCE * len(ids)), example["source"]
                 compared += 1
         # Hugging Face's lets only the best K of 2K candidates of a step end, so ours may be better.
-        same += max(own, key=own.__getitem__) == tuple(ours(example["hypotheses"][0]["ids"][1:]))
+        same += tuple(case.ours(expected[0]["ids"][1:])) in own
         assert max(own.values()) > max(theirs.values(), default=-np.inf) - TOLERANCE * LENGTH
     assert same >= len(examples) - 1 and compared >= len(examples)
 
@@ -178,7 +195,7 @@ def test_experts_are_scaled_by_the_default_of_hugging_face(directory):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"model_type": "marian"}, "config.json has model_type 'marian'; expected m2m_100 .* or nllb-moe"),
+        ({"model_type": "t5"}, "config.json has model_type 't5'; expected one of m2m_100 .*, marian .Opus-MT."),
         ({"activation_function": "gelu"}, "activation_function 'gelu'; only 'relu' can be imported"),
         ({"scale_embedding": False}, "scale_embedding False; only True can be imported"),
         ({"d_model": 30}, "d_model 30; expected a multiple of the 4 heads"),
@@ -212,6 +229,40 @@ def test_a_model_of_another_kind_is_an_error(directory, changes, message):
     (directory / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(UserError, match=message):
         hugging_face.read(directory, f"--input={directory}")
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"normalize_before": True}, "normalize_before True; only False can be imported"),
+        ({"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_embeddings False; only True can be"),
+        ({"activation_function": "gelu"}, "activation_function 'gelu'; expected one of relu, swish, silu"),
+        ({"activation_function": ["swish"]}, "activation_function .'swish'.; expected one of relu, swish, silu"),
+        ({"decoder_start_token_id": 0}, "decoder_start_token_id 0; expected 162, as vocab_size is 163"),
+        ({"vocab_size": 162, "pad_token_id": 161, "decoder_start_token_id": 161}, "has 164 pieces, .* vocab_size 162"),
+    ],
+)
+def test_a_model_of_marian_that_is_another_kind_is_an_error(tmp_path, changes, message):
+    hugging_face_models.write(tmp_path, "marian")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(UserError, match=message):
+        hugging_face.read(tmp_path, "--input")
+
+
+def test_a_model_of_marian_may_have_relu_and_tables_of_positions(tmp_path):
+    """The large ones of Opus-MT have; the tables are computed."""
+    hugging_face_models.write(tmp_path, "marian")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"activation_function": "relu"}))
+    weights = load_file(tmp_path / "model.safetensors")
+    weights |= {
+        f"model.{side}.embed_positions.weight": np.zeros((64, 32), np.float32) for side in ("encoder", "decoder")
+    }
+    save_file(weights, tmp_path / "model.safetensors")
+    found = hugging_face.read(tmp_path, "it")
+    model = experiments.unchecked(found.name, found.settings).model
+    assert isinstance(model, Translation) and model.layer_patterns == dict.fromkeys(("encoder", "decoder"), ("dense",))
 
 
 def test_a_copy_of_the_embeddings_stands_for_them(tmp_path):

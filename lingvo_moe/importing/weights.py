@@ -1,4 +1,4 @@
-"""The weights of M2M-100, NLLB-200 and NLLB-MoE in Hugging Face's format, as those of `models.translation.Translation`.
+"""The weights of translators in Hugging Face's format, as those of `models.translation.Translation`.
 
 A linear layer of PyTorch has `[outputs, inputs]` where ours has `[inputs, outputs]`, and each layer has tensors of its
 own where ours are stacked. In inference, Hugging Face multiplies the outputs of experts by 1 - moe_token_dropout. Here
@@ -18,7 +18,6 @@ from numpy.typing import DTypeLike
 from lingvo_moe import tree
 from lingvo_moe.errors import UserError
 from lingvo_moe.importing.model_directory import CONFIG, Tensors
-from lingvo_moe.importing.tokenizer import ROWS_OF_SPECIAL_IDS
 from lingvo_moe.models.translation import Translation
 from lingvo_moe.steps import weight_specs
 from lingvo_moe.utils import progress
@@ -27,7 +26,12 @@ from lingvo_moe.utils.counts import counted
 _SHARED = "model.shared.weight"
 # Copies of the shared table, which some versions write, also in its place, and the table of sinusoids.
 _COPIES = ("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
-_IGNORED = (*_COPIES, "model.encoder.embed_positions.weights", "model.decoder.embed_positions.weights")
+_SINUSOIDS = tuple(
+    f"model.{side}.embed_positions.{of}" for side in ("encoder", "decoder") for of in ("weight", "weights")
+)
+_IGNORED = (*_COPIES, *_SINUSOIDS)
+_LOGITS_BIAS = "final_logits_bias"
+_NO_TOKEN = -30.0  # the bias of the logit of an id that their model lacks: one that is never likely
 _PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj", "wi": "fc1", "wo": "fc2"}
 _NORM = {"norm/scale": "weight", "norm/bias": "bias"}
 # A model with more than this many times the weights of the files is refused before memory is allocated for it.
@@ -61,24 +65,24 @@ class Place:
       shape: its shape; of a matrix `[outputs, inputs]`.
       index: of the part: that of the repeat, and that of the expert, where the weight is of several.
       scale: what multiplies the tensor's values to make ours.
-      is_table: whether it is the table of embeddings. Its rows are not transposed, but those of special ids change
-        places.
+      rows: of a table of embeddings, or of the values for all tokens: for each of ours, the row there, or -1 for none,
+        where ours are `_NO_TOKEN`. None for what is not by token.
     """
 
     tensor: str
     shape: tuple[int, ...]
     index: tuple[int, ...] = ()
     scale: float = 1.0
-    is_table: bool = False
+    rows: np.ndarray | None = None
 
     def to_ours(self, tensor: np.ndarray, weight: np.ndarray):
         """Copies a tensor of `shape` to its part of our weight."""
         part = weight[self.index]
-        if self.is_table:
-            part[:] = tensor
-            part[: len(ROWS_OF_SPECIAL_IDS)] = tensor[list(ROWS_OF_SPECIAL_IDS)]
-        else:
+        if self.rows is None:
             part[:] = tensor.T.reshape(part.shape)
+        else:
+            np.take(tensor.reshape(-1, *part.shape[1:]), self.rows, axis=0, out=part, mode="wrap")
+            part[self.rows < 0] = _NO_TOKEN
         if self.scale != 1.0:
             part *= np.float32(self.scale)
 
@@ -87,11 +91,12 @@ class Place:
         part = weight[self.index]
         if self.scale != 1.0:
             part = part / np.float32(self.scale)
-        if not self.is_table:
+        if self.rows is None:
             return np.array(part.reshape(self.shape[::-1]).T, dtype, order="C")
-        tensor = np.array(part, dtype)
-        tensor[list(ROWS_OF_SPECIAL_IDS)] = part[: len(ROWS_OF_SPECIAL_IDS)]
-        return tensor
+        there = self.rows >= 0
+        tensor = np.empty((self.rows.max() + 1, *part.shape[1:]), dtype)
+        tensor[self.rows[there]] = part[there]  # of two rows for one, as of Marian's padding and our bos, the later one
+        return tensor.reshape(self.shape)
 
 
 class Places:
@@ -101,14 +106,16 @@ class Places:
       specs: those of our weights, by path.
     """
 
-    def __init__(self, model: Translation, names: Names, expert_scale: float):
+    def __init__(self, model: Translation, names: Names, rows: np.ndarray, expert_scale: float):
         """Makes the places of a model.
 
         Args:
           model: whose weights they are.
           names: of the parts of a layer.
+          rows: of the table of embeddings there, in the order of our ids.
           expert_scale: which multiplies the outputs of experts.
         """
+        self._rows = rows
         self.specs = tree.flatten(weight_specs(model.weights()))
         self._model, self._names, self._expert_scale = model, names, expert_scale
 
@@ -116,8 +123,10 @@ class Places:
         """Yields the places of the parts of a weight, in their order; all together are the whole weight."""
         shape = self.specs[path].shape
         stack, _, rest = path.partition("/")
-        if stack not in self._model.stack_layers:
-            yield Place(_SHARED, shape, is_table=True)
+        if stack == "embedding":
+            yield Place(_SHARED, (self._rows.max() + 1, *shape[1:]), rows=self._rows)
+        elif stack == "softmax":
+            yield Place(_LOGITS_BIAS, (1, self._rows.max() + 1), rows=_without_repeated(self._rows))
         elif rest in _NORM:
             yield Place(f"model.{stack}.layer_norm.{_NORM[rest]}", shape)
         else:
@@ -147,6 +156,12 @@ class Places:
             for expert in range(shape[0]):
                 tensor = _projection(f"{owner}experts.expert_{expert}.", weight, shape[1:])
                 yield Place(*tensor, (repeat, expert), scale)
+
+
+def _without_repeated(rows: np.ndarray) -> np.ndarray:
+    """Returns rows with -1 for those that came before."""
+    _, first = np.unique(rows, return_index=True)
+    return np.where(np.isin(np.arange(len(rows)), first), rows, -1)
 
 
 def _projection(owner: str, weight: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
@@ -184,8 +199,8 @@ def read(places: Places, tensors: Tensors, name: str) -> dict[str, np.ndarray]:
     if unknown := sorted(tensors.shapes.keys() - known - set(_IGNORED)):
         raise UserError(
             f"{name}: a model with this {CONFIG} has no tensor {unknown[0]!r}, and the files have "
-            f"{counted(len(unknown), 'such tensor')}; expected M2M-100, NLLB-200 or NLLB-MoE as Hugging Face's "
-            f"library writes them."
+            f"{counted(len(unknown), 'such tensor')}; expected one of the types of models that can "
+            f"be imported, as Hugging Face's library writes it."
         )
     return theta
 
@@ -193,7 +208,7 @@ def read(places: Places, tensors: Tensors, name: str) -> dict[str, np.ndarray]:
 def _read_weight(places: Places, path: str, tensors: Tensors) -> np.ndarray:
     weight = np.empty(places.specs[path].shape, np.float32)
     for place in places.of(path):
-        names = (place.tensor, *_COPIES) if place.is_table else (place.tensor,)
+        names = (place.tensor, *_COPIES) if place.tensor == _SHARED else (place.tensor,)
         there = [name for name in names if name in tensors.shapes]
         place.to_ours(tensors.read(there[0] if there else place.tensor, place.shape), weight)
     return weight

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-TRAINING = (
-    # English
+_ENGLISH = (
     "The water in the river is cold in the morning.",
     "She is reading a letter from her sister.",
     "We went to the market and bought bread, apples and cheese.",
@@ -17,7 +16,8 @@ TRAINING = (
     "I would like a cup of tea with a little milk.",
     "It rained all night, so the road is wet.",
     "There are 12 chairs and 3 tables in this room.",
-    # French
+)
+_FRENCH = (
     "L'eau de la rivière est froide le matin.",
     "Elle lit une lettre de sa sœur.",
     "Nous sommes allés au marché et nous avons acheté du pain, des pommes et du fromage.",
@@ -26,7 +26,8 @@ TRAINING = (
     "Je voudrais une tasse de thé avec un peu de lait.",
     "Il a plu toute la nuit, donc la route est mouillée.",
     "Il y a 12 chaises et 3 tables dans cette pièce.",
-    # German
+)
+_GERMAN = (
     "Das Wasser im Fluss ist am Morgen kalt.",
     "Sie liest einen Brief von ihrer Schwester.",
     "Wir gingen auf den Markt und kauften Brot, Äpfel und Käse.",
@@ -35,7 +36,8 @@ TRAINING = (
     "Ich möchte eine Tasse Tee mit etwas Milch.",
     "Es hat die ganze Nacht geregnet, darum ist die Straße nass.",
     "In diesem Zimmer stehen 12 Stühle und 3 Tische.",
-    # Russian
+)
+_RUSSIAN = (
     "Вода в реке утром холодная.",
     "Она читает письмо от своей сестры.",
     "Мы пошли на рынок и купили хлеб, яблоки и сыр.",
@@ -44,7 +46,8 @@ TRAINING = (
     "Я хотел бы чашку чая с молоком.",
     "Всю ночь шёл дождь, поэтому дорога мокрая.",
     "В этой комнате 12 стульев и 3 стола.",
-    # Swahili
+)
+_SWAHILI = (
     "Maji ya mto ni baridi asubuhi.",
     "Anasoma barua kutoka kwa dada yake.",
     "Tulikwenda sokoni tukanunua mkate, matofaa na jibini.",
@@ -53,6 +56,30 @@ TRAINING = (
     "Ningependa kikombe cha chai na maziwa kidogo.",
     "Mvua ilinyesha usiku wote, kwa hiyo barabara ina maji.",
     "Kuna viti 12 na meza 3 katika chumba hiki.",
+)
+TRAINING = (*_ENGLISH, *_FRENCH, *_GERMAN, *_RUSSIAN, *_SWAHILI)
+# What Marian's tokenizers are trained on: one of German, and one of English.
+GERMAN = (
+    *_GERMAN,
+    "Die Schwester der Kinder kaufte Brot und Milch auf dem Markt.",
+    "Wann fährt der Zug am Morgen, und wo ist die Straße zum Bahnhof?",
+    "Das Wasser im Garten ist kalt, und die Äpfel sind nass.",
+    "Sie möchte im Haus lesen, wenn es in der Nacht regnet.",
+    "Wir stehen hinter dem Garten und sehen den Fluss.",
+    "Der Brief liegt auf dem Tisch im Zimmer.",
+    "Es ist noch nicht hell, darum spielen die Kinder im Haus.",
+    "Ein Stuhl und zwei Tische stehen am Fenster.",
+)
+ENGLISH = (
+    *_ENGLISH,
+    "The sister of the children bought bread and milk at the market.",
+    "When does the train leave in the morning, and where is the road to the station?",
+    "The water in the garden is cold, and the apples are wet.",
+    "She would like to read in the house when it rains at night.",
+    "We stand behind the garden and see the river.",
+    "The letter lies on the table in the room.",
+    "It is not light yet, so the children play in the house.",
+    "A chair and two tables stand at the window.",
 )
 
 

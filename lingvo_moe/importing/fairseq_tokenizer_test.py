@@ -9,9 +9,9 @@ import pytest
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from lingvo_moe.data.tokenizer import Tokenizers
+from lingvo_moe.data.tokenizer import SIDES, Tokenizers
 from lingvo_moe.errors import UserError
-from lingvo_moe.importing import tokenizer
+from lingvo_moe.importing import fairseq_tokenizer, tokenizer_files
 from lingvo_moe.testing import hugging_face_models
 
 NAME = "--input=model"
@@ -42,8 +42,8 @@ def edit(path, change):
 
 def test_it_is_read_like_one_of_ours(nllb, tmp_path):
     """Special ids are ours, other ids those of fairseq; `<mask>` is no language, and is not counted."""
-    found = tokenizer.convert(nllb, NAME)
-    tokenizer.write(found, tmp_path / "tokenizers", NAME)
+    found = fairseq_tokenizer.convert(nllb, NAME)
+    tokenizer_files.write(dict.fromkeys(SIDES, found), tmp_path / "tokenizers", NAME)
     loaded = Tokenizers.load(tmp_path / "tokenizers")
     assert loaded.is_shared and loaded.source == found and len(found.languages) == 202
     assert found.pieces(range(4)) == ["<pad>", "</s>", "<s>", "<unk>"] and found.vocabulary_size == 503
@@ -58,16 +58,16 @@ def test_it_is_read_like_one_of_ours(nllb, tmp_path):
 @pytest.mark.parametrize("file", [TOKENIZER, "tokenizer_config.json", "special_tokens_map.json"])
 def test_languages_are_found_in_files_of_any_version(nllb, file):
     """Each alone has them, with the same ids."""
-    expected = tokenizer.convert(nllb, NAME).in_language("zul_Latn", "f").language_id
+    expected = fairseq_tokenizer.convert(nllb, NAME).in_language("zul_Latn", "f").language_id
     for other in (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
         if other != file:
             (nllb / other).unlink()
-    assert tokenizer.convert(nllb, NAME).in_language("zul_Latn", "f").language_id == expected == 502
+    assert fairseq_tokenizer.convert(nllb, NAME).in_language("zul_Latn", "f").language_id == expected == 502
 
 
 def test_pieces_that_the_vocabulary_lacks_are_read_in_smaller_ones(m2m):
     """vocab.json gives the ids, and no text has one beyond them; a single character is unknown."""
-    whole = tokenizer.convert(m2m, NAME)
+    whole = fairseq_tokenizer.convert(m2m, NAME)
     text = "The children are playing in the garden"
     long = max(whole.pieces(whole.encode([text])[0]), key=len)
     ids = json.loads((m2m / VOCABULARY).read_text())
@@ -77,7 +77,7 @@ def test_pieces_that_the_vocabulary_lacks_are_read_in_smaller_ones(m2m):
     (m2m / VOCABULARY).write_text(json.dumps(ids))
     for file in ("tokenizer_config.json", "added_tokens.json"):
         (m2m / file).unlink()
-    found = tokenizer.convert(m2m, NAME)
+    found = fairseq_tokenizer.convert(m2m, NAME)
     encoded = found.encode([text])[0].tolist()
     assert long not in found.pieces(encoded) and max(encoded) < len(ids) and 3 not in encoded
     assert found.decode([encoded]) == [text] and found.vocabulary_size == whole.vocabulary_size - 1
@@ -130,7 +130,7 @@ def test_pieces_that_the_vocabulary_lacks_are_read_in_smaller_ones(m2m):
 def test_damaged_files_are_errors(nllb, spoil, message):
     spoil(nllb)
     with pytest.raises(UserError, match=f"--input=model: .*{message}|--input=model: {message}"):
-        tokenizer.convert(nllb, NAME)
+        fairseq_tokenizer.convert(nllb, NAME)
 
 
 @pytest.mark.parametrize(
@@ -139,28 +139,11 @@ def test_damaged_files_are_errors(nllb, spoil, message):
 def test_a_vocabulary_that_does_not_number_all_pieces_is_an_error(m2m, change):
     edit(m2m / VOCABULARY, change)
     with pytest.raises(UserError, match="vocab.json does not number <pad>, </s>, <s>, <unk> and then all pieces"):
-        tokenizer.convert(m2m, NAME)
+        fairseq_tokenizer.convert(m2m, NAME)
 
 
 @pytest.mark.parametrize("text", ["", "a\0b", "\ud800"])
 def test_a_piece_that_is_no_text_is_an_error(m2m, text):
     edit(m2m / VOCABULARY, lambda ids: ids.update({text: len(ids)}))
     with pytest.raises(UserError, match="--input=model: vocab.json has the piece .*, which is no text; copy it again"):
-        tokenizer.convert(m2m, NAME)
-
-
-def test_an_interrupted_import_is_continued(nllb, tmp_path):
-    """Its files are completed; those of others are never replaced."""
-    found, directory = tokenizer.convert(nllb, NAME), tmp_path / "tokenizers"
-    directory.mkdir()
-    (directory / f"{tokenizer.FILE}.partial-17").write_bytes(found.model[:100])
-    tokenizer.write(found, directory, NAME)
-    tokenizer.write(found, directory, NAME)
-    assert Tokenizers.load(directory).source == found
-    (directory / tokenizer.FILE).write_bytes(b"another")
-    with pytest.raises(UserError, match="--input=model: there is another tokenizers/shared.model already; name a new"):
-        tokenizer.write(found, directory, NAME)
-    assert (directory / tokenizer.FILE).read_bytes() == b"another"
-    (directory / "source.model").touch()
-    with pytest.raises(UserError, match="--input=model: there is a tokenizers/source.model already; name a new dir"):
-        tokenizer.check_new(directory, NAME)
+        fairseq_tokenizer.convert(m2m, NAME)

@@ -12,31 +12,30 @@ which SentencePiece splits into smaller ones; single characters are unknown.
 from __future__ import annotations
 
 import collections
-import json
 import pathlib
-import re
 from typing import Any
 
-import sentencepiece
-from sentencepiece import sentencepiece_model_pb2
+import numpy as np
 
-from lingvo_moe.data.tokenizer import MANIFEST, SIDES, SPECIAL_IDS, Tokenizer
+from lingvo_moe.data.tokenizer import SPECIAL_IDS, Tokenizer
 from lingvo_moe.errors import UserError
+from lingvo_moe.importing import sentencepiece_models
 from lingvo_moe.importing.model_directory import read_json
-from lingvo_moe.utils import output_files
-from lingvo_moe.utils.hashes import sha256
+from lingvo_moe.importing.sentencepiece_models import NAMES, piece
 
-FILE = "shared.model"
 _PIECES = "sentencepiece.bpe.model"
 _FAIRSEQ = {"bos": 0, "pad": 1, "eos": 2, "unk": 3}
-_NAMES = {"pad": "<pad>", "eos": "</s>", "bos": "<s>", "unk": "<unk>"}
 _MASK = "<mask>"
 _VOCABULARY = "vocab.json"
-_NOT_IN_PIECES = re.compile("[\0\ud800-\udfff]")
 _MOST_UNUSED = 1024  # ids between those of pieces and languages; of a corrupt file
-_FIRST = ["<unk>", "<s>", "</s>"]  # of the SentencePiece model
-# The rows of fairseq's table with our special ids, in the order of these.
-ROWS_OF_SPECIAL_IDS = tuple(_FAIRSEQ[name] for name in sorted(SPECIAL_IDS, key=SPECIAL_IDS.__getitem__))
+
+
+def rows_of_ids(size: int) -> np.ndarray:
+    """Returns the rows of fairseq's table of this size with our ids, in the order of these."""
+    rows = np.arange(size)
+    for name, number in SPECIAL_IDS.items():
+        rows[number] = _FAIRSEQ[name]
+    return rows
 
 
 def convert(directory: pathlib.Path, name: str) -> Tokenizer:
@@ -49,18 +48,17 @@ def convert(directory: pathlib.Path, name: str) -> Tokenizer:
     Raises:
       UserError: a file is missing or corrupt, or it is the tokenizer of a model of another kind.
     """
-    model = _read_pieces(directory, name)
-    pieces = {piece.piece: piece for piece in model.pieces[len(_FIRST) :]}
+    model = sentencepiece_models.read(directory / _PIECES, name)
+    pieces = sentencepiece_models.pieces_of(model, directory / _PIECES, name)
     by_id, missing = _pieces_by_id(pieces, directory, name)
     added = _added(directory, name, first=max(by_id) + 1)
     _check_ids(added, by_id, name)
-    by_id |= {number: _piece(text, "UNUSED" if text == _MASK else "CONTROL") for number, text in added.items()}
-    by_id |= {number: _piece(_NAMES[special], "CONTROL") for special, number in SPECIAL_IDS.items()}
-    by_id[SPECIAL_IDS["unk"]] = _piece(_NAMES["unk"], "UNKNOWN")
-    ours = [by_id.get(number) or _piece(f"<unused {number}>", "UNUSED") for number in range(max(by_id) + 1)] + missing
-    if twice := [text for text, count in collections.Counter(piece.piece for piece in ours).items() if count > 1]:
+    by_id |= {number: piece(text, "UNUSED" if text == _MASK else "CONTROL") for number, text in added.items()}
+    by_id |= sentencepiece_models.special_pieces()
+    ours = [by_id.get(number) or piece(f"<unused {number}>", "UNUSED") for number in range(max(by_id) + 1)] + missing
+    if twice := [text for text, count in collections.Counter(each.piece for each in ours).items() if count > 1]:
         raise UserError(f"{name}: {twice[0]!r} is a piece of {_PIECES} and a token of the JSON files; copy them again.")
-    tokenizer = Tokenizer(_with_pieces(model, ours))
+    tokenizer = Tokenizer(sentencepiece_models.with_pieces(model, ours))
     tokenizer.check(directory / _PIECES)
     if not tokenizer.languages:
         raise UserError(f"{name}: its tokenizer has no languages; expected that of M2M-100, NLLB-200 or NLLB-MoE.")
@@ -69,14 +67,12 @@ def convert(directory: pathlib.Path, name: str) -> Tokenizer:
 
 def _pieces_by_id(pieces: dict[str, Any], directory: pathlib.Path, name: str) -> tuple[dict[int, Any], list[Any]]:
     """Returns the pieces by id, and unused ones for those without an id."""
-    if not pieces:
-        raise UserError(f"{name}: {_PIECES} has no pieces besides {_FIRST}; copy it again.")
     if not (directory / _VOCABULARY).exists():
         return dict(enumerate(pieces.values(), start=_FAIRSEQ["unk"] + 1)), []
     ids = _read_vocabulary(directory, name)
-    by_id = {number: pieces.get(text) or _piece(text, "UNUSED") for text, number in ids.items()}
+    by_id = {number: pieces.get(text) or piece(text, "UNUSED") for text, number in ids.items()}
     without = [text for text in pieces if text not in ids and len(text) > 1]
-    return by_id, [_piece(text, "UNUSED", pieces[text].score) for text in without]
+    return by_id, [piece(text, "UNUSED", pieces[text].score) for text in without]
 
 
 def _check_ids(added: dict[int, str], by_id: dict[int, Any], name: str):
@@ -91,67 +87,16 @@ def _check_ids(added: dict[int, str], by_id: dict[int, Any], name: str):
         raise UserError(f"{name}: the JSON files have ids from {least} to {most}; copy them again.")
 
 
-def _with_pieces(model: Any, pieces: list[Any]) -> bytes:
-    """Returns the SentencePiece model with other pieces, which begin with ours of special ids."""
-    del model.pieces[:]
-    model.pieces.extend(pieces)
-    for special, number in SPECIAL_IDS.items():
-        setattr(model.trainer_spec, f"{special}_id", number)
-        setattr(model.trainer_spec, f"{special}_piece", _NAMES[special])
-    model.trainer_spec.vocab_size = len(pieces)
-    return model.SerializeToString(deterministic=True)
-
-
-def write(tokenizer: Tokenizer, directory: pathlib.Path, name: str):
-    """Writes the directory of tokenizers that both sides share, or completes one that an interrupted import began.
-
-    Raises:
-      UserError: which begins with `name`; the directory has other files, or nothing can be written there.
-    """
-    entry = {"file": FILE, "sha256": sha256(tokenizer.model), "vocabulary_size": tokenizer.vocabulary_size}
-    manifest = json.dumps({"ids": SPECIAL_IDS, **dict.fromkeys(SIDES, entry)}, indent=1) + "\n"
-    files = {directory / FILE: tokenizer.model, directory / MANIFEST: manifest.encode()}
-    check_new(directory, name)
-    for path, content in files.items():
-        if path.exists() and path.read_bytes() != content:
-            raise UserError(f"{name}: there is another {directory.name}/{path.name} already; name a new directory.")
-    directory.mkdir(parents=True, exist_ok=True)
-    for path, content in files.items():
-        with output_files.atomic_path(path, sync=True) as partial:
-            partial.write_bytes(content)
-
-
-def check_new(directory: pathlib.Path, name: str):
-    """Raises UserError, which begins with `name`, if `write` would mix its files with others in the directory."""
-    if directory.exists() and not directory.is_dir():
-        raise UserError(f"{name}: {directory.name} there is a file; name a new directory.")
-    others = [path.name for path in directory.iterdir() if not _is_own(path.name)] if directory.exists() else []
-    if others:
-        raise UserError(f"{name}: there is a {directory.name}/{min(others)} already; name a new directory.")
-
-
-def _is_own(file: str) -> bool:
-    """Returns whether `write` makes such a file, which it names otherwise until it is complete."""
-    return file.partition(".partial-")[0] in (FILE, MANIFEST)
-
-
-def _piece(text: str, kind: str, score: float = 0.0) -> Any:
-    """Returns a piece of a SentencePiece model as a message."""
-    messages: Any = sentencepiece_model_pb2  # protobuf makes its classes when it is imported
-    pieces = messages.ModelProto.SentencePiece
-    return pieces(piece=text, type=pieces.Type.Value(kind), score=score)
-
-
 def _read_vocabulary(directory: pathlib.Path, name: str) -> dict[str, int]:
     """Returns the ids of pieces in vocab.json, without special ids."""
     ids = read_json(directory / _VOCABULARY, name)
-    special = {text: _FAIRSEQ[each] for each, text in _NAMES.items()}
+    special = {text: _FAIRSEQ[each] for each, text in NAMES.items()}
     others = {text: number for text, number in ids.items() if text not in special}
     numbers, first = list(others.values()), len(special)
     is_complete = all(type(number) is int for number in numbers) and sorted(numbers) == list(
         range(first, first + len(numbers))
     )
-    if wrong := [text for text in others if not text or _NOT_IN_PIECES.search(text)]:
+    if wrong := [text for text in others if not text or sentencepiece_models.NOT_IN_PIECES.search(text)]:
         raise UserError(f"{name}: {_VOCABULARY} has the piece {wrong[0]!r}, which is no text; copy it again.")
     if {text: ids.get(text) for text in special} != special or not is_complete:
         raise UserError(
@@ -159,24 +104,6 @@ def _read_vocabulary(directory: pathlib.Path, name: str) -> dict[str, int]:
             f"copy it again."
         )
     return others
-
-
-def _read_pieces(directory: pathlib.Path, name: str) -> Any:
-    """Returns the SentencePiece model as a message."""
-    messages: Any = sentencepiece_model_pb2
-    try:
-        content = (directory / _PIECES).read_bytes()
-        sentencepiece.SentencePieceProcessor().LoadFromSerializedProto(content)
-    except OSError as error:
-        raise UserError(f"{name}: cannot read {_PIECES} ({error.strerror}); copy the tokenizer's files, too.") from None
-    except RuntimeError:
-        raise UserError(f"{name}: {_PIECES} is not a complete SentencePiece model; copy it again.") from None
-    model = messages.ModelProto.FromString(content)
-    if (first := [piece.piece for piece in model.pieces[: len(_FIRST)]]) != _FIRST:
-        raise UserError(
-            f"{name}: {_PIECES} begins with the pieces {first}; expected {_FIRST}, as fairseq's; copy it again."
-        )
-    return model
 
 
 def _added(directory: pathlib.Path, name: str, first: int) -> dict[int, str]:

@@ -1,0 +1,114 @@
+"""Marian's two tokenizers have the ids of one vocabulary, with our special ids, and bad files are errors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import sentencepiece
+
+from lingvo_moe.data.tokenizer import SPECIAL_IDS, Tokenizers
+from lingvo_moe.errors import UserError
+from lingvo_moe.importing import marian_tokenizer, tokenizer_files
+from lingvo_moe.testing import hugging_face_models
+
+NAME = "--input=model"
+VOCABULARY, CONFIG = "vocab.json", "tokenizer_config.json"
+
+
+@pytest.fixture
+def marian(tmp_path):
+    return shutil.copytree(hugging_face_models.TOKENIZERS / "marian", tmp_path / "marian")
+
+
+def test_rows_are_those_of_our_ids():
+    """Of eight: end, unknown, five pieces and padding, with which the decoder begins, too."""
+    end, unknown, padding = 0, 1, 7
+    rows = marian_tokenizer.rows_of_ids(8)
+    assert rows.tolist() == [padding, end, padding, unknown, 4, 5, 6, 2, 3]
+    assert np.array_equal(np.unique(rows), np.arange(8))
+
+
+def test_both_sides_have_the_ids_of_one_vocabulary(marian, tmp_path):
+    """Pieces that only one side has keep their text in the other, which decodes them; languages are of texts alone."""
+    found = marian_tokenizer.convert(marian, NAME)
+    tokenizer_files.write(found, tmp_path / "tokenizers", NAME)
+    loaded = Tokenizers.load(tmp_path / "tokenizers")
+    assert loaded.by_side == found and loaded.is_shared and loaded.source != loaded.target
+    vocabulary = json.loads((marian / VOCABULARY).read_text())
+    texts = sorted(vocabulary, key=vocabulary.__getitem__)
+    rows = marian_tokenizer.rows_of_ids(len(texts)).tolist()
+    assert list(loaded.source.all_pieces[4:]) == [texts[row] for row in rows[4:]]
+    assert loaded.source.pieces(SPECIAL_IDS.values()) == ["<pad>", "</s>", "<s>", "<unk>"]
+    only_source = set(texts[2:-1]) - set(pieces_of(marian / "target.spm"))
+    longest = max(only_source, key=len)
+    assert loaded.target.decode([[loaded.source.all_pieces.index(longest)]]) == [longest.replace("▁", " ").strip()]
+    german = loaded.in_languages({"source": "de", "target": ""})
+    assert (german.source.language, german.target.language, german.target.language_id) == ("de", "en", None)
+    with pytest.raises(UserError, match="input.source_language is 'fr', but the tokenizer is of 'de' alone; leave it"):
+        loaded.in_languages({"source": "fr"})
+
+
+def pieces_of(path) -> list[str]:
+    model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    return [model.id_to_piece(number) for number in range(model.vocab_size())]
+
+
+@pytest.mark.parametrize("config", [None, {}, {"source_lang": 3, "target_lang": "../x"}])
+def test_texts_are_of_an_unknown_language_if_nothing_names_it(marian, config):
+    """Then lines in English are not copied, as they would be by a model into English."""
+    (marian / CONFIG).unlink()
+    if config is not None:
+        (marian / CONFIG).write_text(json.dumps(config))
+    found = marian_tokenizer.convert(marian, NAME)
+    assert [tokenizer.own_language for tokenizer in found.values()] == ["und", "und"]
+
+
+def edited(change):
+    def spoil(directory):
+        ids = json.loads((directory / VOCABULARY).read_text())
+        change(ids)
+        (directory / VOCABULARY).write_text(json.dumps(ids))
+
+    return spoil
+
+
+def swapped(ids: dict[str, int], text: str):
+    """Gives the id of padding, the last one, to another piece."""
+    ids["<pad>"], ids[text] = ids[text], ids["<pad>"]
+
+
+def renamed(text: str):
+    def change(ids: dict[str, int]):
+        ids[text] = ids.pop(next(each for each, number in ids.items() if number == 5))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "spoil, message",
+    [
+        (lambda d: (d / "source.spm").unlink(), "cannot read source.spm .No such file.*copy the tokenizer's files, to"),
+        (lambda d: (d / "target.spm").write_bytes(b"x"), "target.spm is not a complete SentencePiece model; copy it a"),
+        (lambda d: (d / VOCABULARY).unlink(), "cannot read vocab.json"),
+        (lambda d: (d / VOCABULARY).write_text("[]"), "vocab.json is a list; expected an object"),
+        (
+            edited(lambda ids: swapped(ids, "</s>")),
+            "vocab.json does not number </s>, <unk>, then the pieces and last <pa",
+        ),
+        (
+            edited(lambda ids: ids.update(extra=10**9)),
+            "vocab.json does not number </s>, <unk>, then the pieces and last",
+        ),
+        (edited(lambda ids: ids.update({"</s>": "0"})), "vocab.json does not number </s>, <unk>, then the pieces"),
+        (lambda d: (d / VOCABULARY).write_text('{"</s>": 0, "<unk>": 1, "<pad>": 2}'), "vocab.json does not number"),
+        (edited(renamed("a\0b")), "vocab.json has the piece 'a.x00b', which is no text; copy it again"),
+        (edited(renamed(">>fra<<")), "vocab.json has '>>fra<<', so the model translates into several languages; only"),
+    ],
+)
+def test_damaged_files_are_errors(marian, spoil, message):
+    spoil(marian)
+    with pytest.raises(UserError, match=f"{NAME}: {message}"):
+        marian_tokenizer.convert(marian, NAME)

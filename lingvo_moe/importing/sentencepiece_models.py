@@ -1,0 +1,73 @@
+"""SentencePiece models as messages, whose pieces get our ids."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from typing import Any
+
+import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
+
+from lingvo_moe.data.tokenizer import SPECIAL_IDS
+from lingvo_moe.errors import UserError
+
+NAMES = {"pad": "<pad>", "eos": "</s>", "bos": "<s>", "unk": "<unk>"}
+NOT_IN_PIECES = re.compile("[\0\ud800-\udfff]")
+_FIRST = ["<unk>", "<s>", "</s>"]  # of each model that fairseq or Marian reads
+
+
+def read(path: pathlib.Path, name: str) -> Any:
+    """Reads a SentencePiece model as a message; its first pieces are special.
+
+    Raises:
+      UserError: which begins with `name`; the file is missing or corrupt, or begins with other pieces.
+    """
+    messages: Any = sentencepiece_model_pb2  # protobuf makes its classes when it is imported
+    try:
+        content = path.read_bytes()
+        sentencepiece.SentencePieceProcessor().LoadFromSerializedProto(content)
+    except OSError as error:
+        raise UserError(
+            f"{name}: cannot read {path.name} ({error.strerror}); copy the tokenizer's files, too."
+        ) from None
+    except RuntimeError:
+        raise UserError(f"{name}: {path.name} is not a complete SentencePiece model; copy it again.") from None
+    model = messages.ModelProto.FromString(content)
+    if (first := [piece.piece for piece in model.pieces[: len(_FIRST)]]) != _FIRST:
+        raise UserError(
+            f"{name}: {path.name} begins with the pieces {first}; expected {_FIRST}, as fairseq's; copy it again."
+        )
+    return model
+
+
+def pieces_of(model: Any, path: pathlib.Path, name: str) -> dict[str, Any]:
+    """Returns the pieces of a model by their text, without special ones; raises UserError if there are none."""
+    pieces = {piece.piece: piece for piece in model.pieces[len(_FIRST) :]}
+    if not pieces:
+        raise UserError(f"{name}: {path.name} has no pieces besides {_FIRST}; copy it again.")
+    return pieces
+
+
+def piece(text: str, kind: str, score: float = 0.0) -> Any:
+    """Returns a piece as a message; kinds are `NORMAL`, `CONTROL`, `UNUSED` and `UNKNOWN`."""
+    messages: Any = sentencepiece_model_pb2
+    pieces = messages.ModelProto.SentencePiece
+    return pieces(piece=text, type=pieces.Type.Value(kind), score=score)
+
+
+def special_pieces() -> dict[int, Any]:
+    """Returns the pieces with our special ids."""
+    pieces = {number: piece(NAMES[special], "CONTROL") for special, number in SPECIAL_IDS.items()}
+    return {**pieces, SPECIAL_IDS["unk"]: piece(NAMES["unk"], "UNKNOWN")}
+
+
+def with_pieces(model: Any, pieces: list[Any]) -> bytes:
+    """Returns a model with other pieces, which begin with `special_pieces`."""
+    del model.pieces[:]
+    model.pieces.extend(pieces)
+    for special, number in SPECIAL_IDS.items():
+        setattr(model.trainer_spec, f"{special}_id", number)
+        setattr(model.trainer_spec, f"{special}_piece", NAMES[special])
+    model.trainer_spec.vocab_size = len(pieces)
+    return model.SerializeToString(deterministic=True)
