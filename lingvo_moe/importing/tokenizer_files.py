@@ -13,7 +13,7 @@ from lingvo_moe.utils import output_files
 from lingvo_moe.utils.hashes import sha256
 
 _SHARED = "shared.model"
-_OF_SIDES = {side: f"{side}.model" for side in SIDES}
+_OF_SIDES: dict[str, str] = {side: f"{side}.model" for side in SIDES}
 
 
 def write(tokenizers: Mapping[str, Tokenizer], directory: pathlib.Path, name: str):
@@ -23,7 +23,7 @@ def write(tokenizers: Mapping[str, Tokenizer], directory: pathlib.Path, name: st
       UserError: which begins with `name`; the directory has other files, or nothing can be written there.
     """
     is_shared = tokenizers["source"] == tokenizers["target"]
-    named = dict.fromkeys(SIDES, _SHARED) if is_shared else _OF_SIDES
+    named = {side: _SHARED if is_shared else file for side, file in _OF_SIDES.items()}
     entries = {side: _entry(named[side], tokenizer) for side, tokenizer in tokenizers.items()}
     manifest = json.dumps({"ids": SPECIAL_IDS, **entries}, indent=1) + "\n"
     models = {directory / file: tokenizers[side].model for side, file in named.items()}
