@@ -283,14 +283,14 @@ class Quickstart(Recipe):
 
 @registry.register
 class QuickstartMedium(Quickstart):
-    """The same, with as many steps as fit in 20 minutes on two cores with AVX-512 and no fast matmuls in bfloat16."""
+    """The same, with as many steps as fit in 20 minutes on two cores of an Intel Xeon whose AMX is hidden."""
 
     steps = 3600
 
 
 @registry.register
 class QuickstartShort(Quickstart):
-    """The same, with as many steps as fit in 20 minutes on two cores that have neither."""
+    """The same, with as many steps as fit in 20 minutes on two cores without AVX512-BF16."""
 
     steps = 1800
 

@@ -35,7 +35,7 @@ flags.DEFINE_string(
     "model",
     None,
     "the registered model to train; by default m4.Quickstart on a processor with fast matmuls in bfloat16 "
-    "(AMX, or AMD's AVX512-BF16), on others with AVX-512 m4.QuickstartMedium, with fewer steps, and elsewhere "
+    "(AMX, or AMD's AVX512-BF16), on others with AVX512-BF16 m4.QuickstartMedium, with fewer steps, and elsewhere "
     "m4.QuickstartShort, with fewer still",
     flag_values=_VALUES,
 )
@@ -110,7 +110,7 @@ def _model_of_processor() -> str:
     """Returns the registered name of the model whose steps take some 15 minutes at most."""
     if processor.multiplies_bfloat16():
         return "m4.Quickstart"
-    return "m4.QuickstartMedium" if processor.has_avx512() else "m4.QuickstartShort"
+    return "m4.QuickstartMedium" if processor.has_avx512_bf16() else "m4.QuickstartShort"
 
 
 def _make_data(configured: Translation, corpus: pathlib.Path, unseen: pathlib.Path, tokenizers: pathlib.Path):

@@ -109,18 +109,18 @@ def test_tokenizers_are_those_of_the_model(model, changes, sizes):
 
 
 @pytest.mark.parametrize(
-    "multiplies_bfloat16, has_avx512, name",
+    "multiplies_bfloat16, has_avx512_bf16, name",
     [
         (True, True, "m4.Quickstart"),
         (False, True, "m4.QuickstartMedium"),
         (False, False, "m4.QuickstartShort"),
     ],
 )
-def test_a_slow_processor_trains_fewer_steps(flags, monkeypatch, multiplies_bfloat16, has_avx512, name):
+def test_a_slow_processor_trains_fewer_steps(flags, monkeypatch, multiplies_bfloat16, has_avx512_bf16, name):
     """The models differ in nothing but the steps and the schedule that depends on them."""
     stages = []
     monkeypatch.setattr(quickstart.processor, "multiplies_bfloat16", lambda: multiplies_bfloat16)
-    monkeypatch.setattr(quickstart.processor, "has_avx512", lambda: has_avx512)
+    monkeypatch.setattr(quickstart.processor, "has_avx512_bf16", lambda: has_avx512_bf16)
     monkeypatch.setattr(quickstart, "_stage", lambda title, module, *arguments: stages.append(arguments))
     monkeypatch.setattr(quickstart, "_translate_samples", lambda *arguments: None)
     monkeypatch.setattr(quickstart, "_result", lambda directory: "")

@@ -27,9 +27,12 @@ def vector_flags() -> tuple[str, ...]:
     return tuple(flag for flag in description().get("flags", "").split() if flag.startswith(("avx", "fma", "amx")))
 
 
-def has_avx512() -> bool:
-    """Returns whether the processor has vector instructions of 512 bits, and so the faster products of float32."""
-    return "avx512f" in vector_flags()
+def has_avx512_bf16() -> bool:
+    """Returns whether the processor has AVX512-BF16, as have those with fast matmuls of float32 in 512 bits.
+
+    Older ones with AVX-512 are slower, the more so as a cloud's core may be half of one.
+    """
+    return "avx512_bf16" in vector_flags()
 
 
 def multiplies_bfloat16() -> bool:
