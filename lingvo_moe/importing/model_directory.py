@@ -20,8 +20,8 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.utils import safe_paths
 
 CONFIG = "config.json"
-_FILE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
+FILE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 _PICKLES = "pytorch_model*.bin"
 _DTYPES = ("F32", "F16", "BF16")
 
@@ -107,27 +107,27 @@ def tensors(directory: pathlib.Path, name: str) -> Iterator[Tensors]:
                 ) from None
             there = set(by_file[file].keys())
             if missing := sorted(set(names) - there):
-                raise UserError(f"{name}: {_INDEX} has {missing[0]} in {file}, where it is not; copy the files again.")
+                raise UserError(f"{name}: {INDEX} has {missing[0]} in {file}, where it is not; copy the files again.")
             files |= dict.fromkeys(names or there, by_file[file])
         yield Tensors(name, files)
 
 
 def _names_by_file(directory: pathlib.Path, name: str) -> dict[str, list[str]]:
     """Returns the names of the tensors by file; of the only file, none."""
-    if (directory / _FILE).exists():
-        return {_FILE: []}
-    if not (directory / _INDEX).exists():
+    if (directory / FILE).exists():
+        return {FILE: []}
+    if not (directory / INDEX).exists():
         if any(directory.glob(_PICKLES)):
             raise UserError(
                 f"{name}: the weights are pickles, {_PICKLES}, which may run code when they are read. Save them as "
                 f"safetensors with Hugging Face's library, where you trust them: "
                 f"AutoModelForSeq2SeqLM.from_pretrained({str(directory)!r}).save_pretrained({str(directory)!r})."
             )
-        raise UserError(f"{name}: there is neither {_FILE} nor {_INDEX}; expected a model in Hugging Face's format.")
-    places = read_json(directory / _INDEX, name).get("weight_map")
+        raise UserError(f"{name}: there is neither {FILE} nor {INDEX}; expected a model in Hugging Face's format.")
+    places = read_json(directory / INDEX, name).get("weight_map")
     if not isinstance(places, dict) or not places:
-        raise UserError(f"{name}: {_INDEX} has no weight_map; copy it again.")
+        raise UserError(f"{name}: {INDEX} has no weight_map; copy it again.")
     by_file: dict[str, list[str]] = collections.defaultdict(list)
     for tensor, file in places.items():
-        by_file[safe_paths.check_file_name(file, f"{name}: {_INDEX}, {tensor}")].append(tensor)
+        by_file[safe_paths.check_file_name(file, f"{name}: {INDEX}, {tensor}")].append(tensor)
     return by_file
