@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import pathlib
@@ -15,7 +16,7 @@ from lingvo_moe import experiment, registry
 from lingvo_moe.cli.run_config import CheckpointConfig
 from lingvo_moe.data.tokenizer import SIDES
 from lingvo_moe.errors import UserError, did_you_mean
-from lingvo_moe.importing import hugging_face, tokenizer_files
+from lingvo_moe.importing import export, hugging_face, tokenizer_files
 from lingvo_moe.importing.model_directory import CONFIG
 from lingvo_moe.steps import weight_specs
 from lingvo_moe.training import checkpoint_manifest, hyperparameters
@@ -146,14 +147,19 @@ def _average_logdirs(config: CheckpointConfig, output: str):
 
 
 def _convert(config: CheckpointConfig):
+    if config.like is not None and (config.input or not config.output):
+        raise UserError(
+            f"--like={config.like} is for export: pass --output=DIRECTORY, the directory to write, and not --input."
+        )
     if config.output and not config.input:
-        _to_safetensors(config, config.output)
+        _to_output(config, config.output)
     elif config.input and not config.output:
         _from_input(config, config.input)
     else:
         raise UserError(
-            "which way? Pass --output=FILE.safetensors to write a file, --input=FILE.safetensors to read one, or "
-            "--input=DIRECTORY to import a model in Hugging Face's format."
+            "which way? Pass --output=FILE.safetensors to write a file, --input=FILE.safetensors to read one, "
+            "--input=DIRECTORY to import a model in Hugging Face's format, or --output=DIRECTORY with --like to export "
+            "one."
         )
 
 
@@ -169,13 +175,50 @@ def _from_input(config: CheckpointConfig, name: str):
         )
 
 
-def _to_safetensors(config: CheckpointConfig, file: str):
+def _to_output(config: CheckpointConfig, output: str):
     if config.model or config.assignments:
         raise UserError("--model and --set are for --input; with --output, the checkpoint says what it holds.")
+    if config.like is None:
+        _to_safetensors(config, output)
+    else:
+        _to_directory(config, output, config.like)
+
+
+def _to_safetensors(config: CheckpointConfig, file: str):
     checkpoints = _existing(_logdir(config))
     step = tools.choose(checkpoints, config.step, tools.WEIGHTS)
     tools.to_safetensors(checkpoints, step, file, config.dtype, _values(checkpoints.directory.parent))
     _logger.info("%s: weights of step %d, %s", file, step, config.dtype)
+
+
+def _to_directory(config: CheckpointConfig, output: str, like: str):
+    """Exports a model in Hugging Face's format."""
+    if output.endswith(tools.SUFFIX):
+        raise UserError(
+            f"--output={output} is the name of a file, but with --like={like}, a directory is written; name one, or "
+            f"leave --like out to write a file in this program's format."
+        )
+    if config.dtype not in export.DTYPES:
+        raise UserError(
+            f"--dtype={config.dtype} is not for --like={like}: pass {' or '.join(export.DTYPES)}, which Hugging Face's "
+            f"library quantizes itself."
+        )
+    directory, where = pathlib.Path(output).absolute(), f"--logdir={_logdir(config)}"
+    export.check_output(directory)
+    checkpoints = _existing(_logdir(config))
+    step = tools.choose(checkpoints, config.step, tools.WEIGHTS)
+    reader = Reader(checkpoints.path(step))
+    found = hugging_face.describe(pathlib.Path(like), f"--like={like}")
+    export.check(_trained(reader, checkpoints.directory.parent, where), where, found, f"--like={like}")
+    export.write(directory, pathlib.Path(like), found, functools.partial(tools.read_finite, reader), config.dtype)
+    _logger.info("%s: weights of step %d, %s, in Hugging Face's format", output, step, config.dtype)
+
+
+def _trained(reader: Reader, logdir: pathlib.Path, where: str) -> export.Trained:
+    """Returns the model of a checkpoint, with the hyperparameters that its log directory records."""
+    recorded = hyperparameters.load(logdir) or hyperparameters.Recorded(reader.meta["model"], {})
+    name, settings = recorded.resolve(where)
+    return export.Trained(name, experiment.unchecked(name, settings).model, reader.meta["weights"], reader.readers)
 
 
 def _values(logdir: pathlib.Path) -> Mapping[str, Any] | None:
@@ -240,7 +283,7 @@ _ACTIONS = {
     "inspect": _Action(_inspect, ("logdir", "step", "grep", "stats")),
     "verify": _Action(_verify, ("logdir", "step")),
     "average": _Action(_average, ("logdir", "last", "steps", "logdirs", "output")),
-    "convert": _Action(_convert, ("logdir", "step", "output", "dtype", "input", "model", "set")),
+    "convert": _Action(_convert, ("logdir", "step", "output", "dtype", "like", "input", "model", "set")),
 }
 
 

@@ -1,4 +1,4 @@
-"""A model in Hugging Face's format is imported, inspected and trained further; it translates and explains experts."""
+"""A model in Hugging Face's format is imported, inspected, trained and exported; it translates and explains experts."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ import json
 import pathlib
 import re
 
+import numpy as np
 import pytest
 
 from lingvo_moe.cli import main
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.tokenizer import SIDES
+from lingvo_moe.importing import hugging_face
 from lingvo_moe.inference.translator import Translator
 from lingvo_moe.testing import hugging_face_models
 from lingvo_moe.testing.experiments import Data
 from lingvo_moe.training import hyperparameters
 from lingvo_moe.training.checkpoint import Checkpoints
+from lingvo_moe.training.checkpoint_reader import Reader
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
 _ONE = ("--devices=1", "--platform=cpu", "--set=model.num_groups=1")
 _FAST = (*_ONE, "--set=search.max_length=8", "--set=decoding_batch=4", "--beam_size=2")
+_EXPORT = ("checkpoint", "convert", "--logdir={log}", "--like={log}/../model")
 _LANGUAGES = ("--source_language=deu_Latn", "--target_language=eng_Latn")
 
 
@@ -34,8 +38,19 @@ def imported(tmp_path_factory) -> pathlib.Path:
     """The log directory of an imported model with experts."""
     directory = tmp_path_factory.mktemp("imported")
     hugging_face_models.write(directory / "model", "nllb_moe")
+    hugging_face_models.write(directory / "other", "nllb")
     assert _run("checkpoint", "convert", f"--input={directory / 'model'}", f"--logdir={directory / 'log'}") == 0
     return directory / "log"
+
+
+@pytest.fixture(scope="module")
+def tuned(imported, data: Data) -> pathlib.Path:
+    """The log directory of two steps of training with the imported weights."""
+    train = ("train", f"--initial_weights={imported}", *_LANGUAGES, *_ONE, "--set=input.batch_size=2", "--steps=2")
+    logdir = imported.parent / "tuned"
+    train += (f"--corpus={data.corpus}", f"--logdir={logdir}", "--set=training.evaluate_every=0")
+    assert _run(*train) == 0
+    return logdir
 
 
 @pytest.fixture
@@ -83,15 +98,27 @@ def test_it_is_inspected_and_verified_like_others(imported, capsys):
     assert _run("checkpoint", "verify", f"--logdir={imported}") == 0
 
 
-def test_training_goes_on_with_it(imported, data: Data, tmp_path, capsys):
-    """The model is that of the log directory. Languages are recorded, so that translation needs no flags for them."""
-    train = ("train", f"--initial_weights={imported}", *_LANGUAGES, *_ONE, "--set=input.batch_size=2", "--steps=2")
-    train += (f"--corpus={data.corpus}", f"--logdir={tmp_path / 'tuned'}", "--set=training.evaluate_every=0")
-    assert _run(*train) == 0
+def test_training_goes_on_with_it(tuned, tmp_path, capsys):
+    """Its languages are recorded, so that translation with the tuned weights needs no flags for them."""
     (tmp_path / "in.txt").write_text("Das Brot ist nass.\n")
     capsys.readouterr()
-    assert _run("translate", f"--logdir={tmp_path / 'tuned'}", *_FAST, f"--input={tmp_path / 'in.txt'}") == 0
+    assert _run("translate", f"--logdir={tuned}", *_FAST, f"--input={tmp_path / 'in.txt'}") == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_tuned_weights_go_back_to_hugging_face(imported, tuned, tmp_path):
+    """What is exported is imported as the same weights. Without training, these are the original ones."""
+    model, reader = imported.parent / "model", Reader(tuned / "checkpoints" / "2")
+    export = ("checkpoint", "convert", f"--like={model}")
+    assert _run(*export, f"--logdir={tuned}", "--step=2", f"--output={tmp_path / 'tuned'}") == 0
+    theta = hugging_face.read(tmp_path / "tuned", "it").theta
+    for path, value in theta.items():
+        np.testing.assert_array_max_ulp(value, reader.read(f"theta/{path}"), 1 if "wo" in path else 0)
+    assert _run(*export, f"--logdir={imported}", "--dtype=bfloat16", f"--output={tmp_path / 'same'}") == 0
+    same, original = (hugging_face.read(directory, "it").theta for directory in (tmp_path / "same", model))
+    for path, value in original.items():
+        np.testing.assert_allclose(same[path], value, rtol=2**-8, atol=0)
+    assert not np.allclose(theta["embedding/table"], original["embedding/table"], rtol=0.001)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +187,29 @@ def test_scores_are_of_the_languages_of_a_corpus(
         (
             ("checkpoint", "convert", "--input={log}/../model", "--logdir={log}/new", "--dtype=int8"),
             "--dtype is not for --input=.*model: config.json there says what the model is",
+        ),
+        (
+            (*_EXPORT, "--output={log}/new", "--dtype=int8"),
+            "--dtype=int8 is not for --like=.*model: pass float32 or bfloat16, which Hugging Face's library quantizes",
+        ),
+        ((*_EXPORT, "--output={log}/new.safetensors"), "is the name of a file, but with --like=.*, a directory is wri"),
+        ((*_EXPORT, "--output={log}"), "--output=.* is not empty; name a new directory"),
+        (_EXPORT, "--like=.*model is for export: pass --output=DIRECTORY, the directory to write, and not --input"),
+        (
+            (*_EXPORT, "--input={log}/../model"),
+            "--like=.*model is for export: pass --output=DIRECTORY, the directory to write, and not --input",
+        ),
+        (
+            ("checkpoint", "convert", "--logdir={log}", "--output={log}/new"),
+            "ends with .safetensors. With --like, the directory of an imported model, a directory is written",
+        ),
+        (
+            ("checkpoint", "convert", "--logdir={log}", "--output={log}/new", "--like={log}/nowhere"),
+            "--like=.*nowhere: cannot read config.json .No such file.*expected the directory of a model in Hugging",
+        ),
+        (
+            ("checkpoint", "convert", "--logdir={log}", "--output={log}/new", "--like={log}/../other"),
+            "--logdir=.*: model.num_layers is 8, but that of --like=.*other, as it is imported, is 5; name the direc",
         ),
     ],
 )

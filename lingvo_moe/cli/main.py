@@ -235,6 +235,7 @@ COMMANDS = {
             "{} checkpoint average --logdir=log --last=5 --output=mean",
             "{} checkpoint convert --logdir=log --output=weights.safetensors --dtype=bfloat16",
             "{} checkpoint convert --input=weights.safetensors --logdir=log",
+            "{} checkpoint convert --logdir=tuned --output=tuned_hf --like=nllb-200-distilled-600M",
         ),
     ),
     "export": Command(

@@ -448,14 +448,27 @@ class CheckpointConfig(ModelConfig):
     logdirs: tuple[str, ...] = flag(
         flags.DEFINE_list, (), "average: the newest checkpoints of these log directories, separated by commas"
     )
-    input: str | None = flag(flags.DEFINE_string, None, "convert: the safetensors file to make a log directory of")
+    input: str | None = flag(
+        flags.DEFINE_string,
+        None,
+        "convert: the safetensors file, or the directory in Hugging Face's format, to make a log directory of",
+    )
     output: str | None = flag(
-        flags.DEFINE_string, None, "average: the log directory to make; convert: the safetensors file to write"
+        flags.DEFINE_string,
+        None,
+        "average: the log directory to make; convert: the safetensors file to write; with --like, the directory",
+    )
+    like: str | None = flag(
+        flags.DEFINE_string,
+        None,
+        "convert --output: export to a directory in Hugging Face's format, with configuration and tokenizer of this "
+        "one, which the model was imported from",
     )
     dtype: str = flag(
         flags.DEFINE_enum,
         "float32",
-        "convert --output: dtype of the weights in the file; bfloat16 halves its size, int8 with scales quarters it",
+        "convert --output: dtype of the weights in the file; bfloat16 halves its size, int8 with scales (not with "
+        "--like) quarters it",
         enum_values=["float32", "bfloat16", "int8"],
     )
 

@@ -21,7 +21,8 @@ from jax import numpy as jnp
 
 from lingvo_moe.data.tokenizer import SIDES
 from lingvo_moe.errors import UserError
-from lingvo_moe.importing.hugging_face import FAMILIES, Described
+from lingvo_moe.importing.hugging_face import Described
+from lingvo_moe.importing.model_config import FAMILIES
 from lingvo_moe.importing.model_directory import CONFIG, FILE, INDEX
 from lingvo_moe.importing.weights import Place, Places
 from lingvo_moe.utils import output_directories, progress, tensor_files
@@ -34,14 +35,25 @@ COPIED = (
     CONFIG,
     "generation_config.json",
     "sentencepiece.bpe.model",
+    "source.spm",
+    "target.spm",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",
 )
-# Fields on which the results of a model depend, and that all imported models have alike.
-_COMMON_FIELDS = ("biases", "norm_epsilon", "position_offset", "router", "tied_embeddings")
+# Fields on which the results of a model depend, and that all imported models of a family have alike.
+_COMMON_FIELDS = (
+    "biases",
+    "norm_epsilon",
+    "post_norm",
+    "position_offset",
+    "wavelengths",
+    "logits_bias",
+    "router",
+    "tied_embeddings",
+)
 
 
 class Trained(NamedTuple):
@@ -72,7 +84,7 @@ def check(trained: Trained, where: str, like: Described, like_name: str):
     remedy = "name the directory that the model was imported from"
     if trained.name.partition(".")[0] not in FAMILIES:
         raise UserError(
-            f"{where} is of {trained.name}; only the models {' and '.join(f'{family}.*' for family in FAMILIES)} have "
+            f"{where} is of {trained.name}; only the models {', '.join(f'{family}.*' for family in FAMILIES)} have "
             f"a form in Hugging Face's format. Without --like, --output=FILE.safetensors writes the weights."
         )
     for field in (*like.fields, *_COMMON_FIELDS):
@@ -91,7 +103,7 @@ def check(trained: Trained, where: str, like: Described, like_name: str):
         _logger.warning(
             "%s does not say which tokenizer its weights were trained with; %s is trusted.", where, like_name
         )
-    elif list(trained.readers) != [sha256(like.tokenizer.model)] * len(SIDES):
+    elif list(trained.readers) != [sha256(like.tokenizers[side].model) for side in SIDES]:
         raise UserError(f"{where}: its weights are those of another tokenizer than that of {like_name}; {remedy}.")
 
 

@@ -12,6 +12,7 @@ import pytest
 import safetensors
 from safetensors.numpy import load_file, save_file
 
+from lingvo_moe.data.tokenizer import SIDES
 from lingvo_moe.errors import UserError
 from lingvo_moe.importing import export, hugging_face
 from lingvo_moe.testing import hugging_face_models
@@ -42,7 +43,7 @@ class Case:
         """As the log directory of an import has it."""
         like = self.like
         shapes = {path: list(spec.shape) for path, spec in like.places.specs.items()}
-        return export.Trained(like.name, like.model, shapes, [sha256(like.tokenizer.model)] * 2)
+        return export.Trained(like.name, like.model, shapes, [sha256(like.tokenizers[side].model) for side in SIDES])
 
     def export(self, theta: dict[str, np.ndarray], dtype: str = "float32"):
         export.check_output(self.output)
@@ -88,7 +89,7 @@ def test_what_was_imported_comes_back(case):
     with safetensors.safe_open(case.output / FILE, "numpy") as opened:
         assert opened.metadata() == {"format": "pt"}
     again = hugging_face.read(case.output, LIKE)
-    assert again.tokenizer == case.like.tokenizer and again.theta.keys() == theta.keys()
+    assert again.tokenizers == case.like.tokenizers and again.theta.keys() == theta.keys()
     for path, value in theta.items():
         np.testing.assert_array_max_ulp(again.theta[path], value, 1 if "wo" in path else 0)
 
@@ -172,7 +173,7 @@ def test_a_model_that_hugging_face_would_compute_otherwise_is_refused(sparse, ca
     epsilon = dataclasses.replace(trained.model, norm_epsilon=0.001)
     table = {**trained.shapes, "embedding/table": [507, 32]}
     for changed, message in (
-        (trained._replace(name="m4.Pocket"), "--logdir=log is of m4.Pocket; only the models m2m100.. and nllb..* have"),
+        (trained._replace(name="m4.Pocket"), "--logdir=log is of m4.Pocket; only the models m2m100.*, nllb.*, opus.* have"),
         (trained._replace(model=epsilon), "--logdir=log: model.norm_epsilon is 0.001, but that of .* is 1e-05"),
         (trained._replace(shapes=table), r"the weight embedding/table has the shape \[507, 32\], but .* \[506, 32\]"),
         (

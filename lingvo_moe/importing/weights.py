@@ -94,7 +94,7 @@ class Place:
         if self.rows is None:
             return np.array(part.reshape(self.shape[::-1]).T, dtype, order="C")
         there = self.rows >= 0
-        tensor = np.empty((self.rows.max() + 1, *part.shape[1:]), dtype)
+        tensor = np.empty(self.shape, dtype).reshape(-1, *part.shape[1:])
         tensor[self.rows[there]] = part[there]  # of two rows for one, as of Marian's padding and our bos, the later one
         return tensor.reshape(self.shape)
 
@@ -115,7 +115,7 @@ class Places:
           rows: of the table of embeddings there, in the order of our ids.
           expert_scale: which multiplies the outputs of experts.
         """
-        self._rows = rows
+        self._rows, self._vocabulary = rows, int(rows.max()) + 1
         self.specs = tree.flatten(weight_specs(model.weights()))
         self._model, self._names, self._expert_scale = model, names, expert_scale
 
@@ -124,9 +124,9 @@ class Places:
         shape = self.specs[path].shape
         stack, _, rest = path.partition("/")
         if stack == "embedding":
-            yield Place(_SHARED, (self._rows.max() + 1, *shape[1:]), rows=self._rows)
+            yield Place(_SHARED, (self._vocabulary, *shape[1:]), rows=self._rows)
         elif stack == "softmax":
-            yield Place(_LOGITS_BIAS, (1, self._rows.max() + 1), rows=_without_repeated(self._rows))
+            yield Place(_LOGITS_BIAS, (1, self._vocabulary), rows=_without_repeated(self._rows))
         elif rest in _NORM:
             yield Place(f"model.{stack}.layer_norm.{_NORM[rest]}", shape)
         else:

@@ -225,9 +225,7 @@ def _average(members: Mapping[str, tuple[Checkpoints, int]], output: str | pathl
     for path in progress.track(sorted(shapes), f"averaging {len(read)} checkpoints", unit="arrays"):
         total = np.zeros(shapes[path], np.float64)
         for reader in read.values():
-            weight = _read_weight(reader, path)
-            checkpoint_arrays.check_finite({path: weight}, f"{reader.directory}", "choose another step")
-            total += weight
+            total += read_finite(reader, path)
         theta[path] = (total / len(read)).astype(np.float32)
     newest = max(step for _, step in members.values())
     with _new_checkpoints(output, "--output") as target:
@@ -308,7 +306,7 @@ def to_safetensors(
       UserError: the step is absent or corrupt, its weights are not finite and `dtype` is `int8`, or the file exists or
         cannot be written there.
     """
-    _check_suffix(f"--output={file}", file)
+    _check_suffix(f"--output={file}", file, "With --like, the directory of an imported model, a directory is written.")
     if pathlib.Path(file).exists():
         raise UserError(f"--output={file} exists already; name a new file, or delete this one first.")
     if not pathlib.Path(file).absolute().parent.is_dir():
@@ -452,6 +450,13 @@ def _save_converted(target: Checkpoints, model: str, found: FileWeights, file: p
     target.save_weights(found.step, model, tree.unflatten(found.theta), origin, found.readers)
 
 
+def read_finite(reader: Reader, path: str) -> np.ndarray:
+    """Returns the weight with this path; raises UserError if it is corrupt or not finite."""
+    weight = _read_weight(reader, path)
+    checkpoint_arrays.check_finite({path: weight}, f"{reader.directory}", "choose another step")
+    return weight
+
+
 def _read_weight(reader: Reader, path: str) -> np.ndarray:
     try:
         return reader.read(ARRAYS["theta"] + path)
@@ -488,9 +493,9 @@ def _describe(dtype: str, shape: Iterable[int]) -> str:
     return f"{dtype} {list(shape)}"
 
 
-def _check_suffix(name: str, file: str | pathlib.Path):
+def _check_suffix(name: str, file: str | pathlib.Path, remedy: str = ""):
     if pathlib.Path(file).suffix != SUFFIX or pathlib.Path(file).is_dir():
-        raise UserError(f"{name}: expected the name of a file that ends with {SUFFIX}.")
+        raise UserError(f"{name}: expected the name of a file that ends with {SUFFIX}.{remedy and f' {remedy}'}")
 
 
 @contextlib.contextmanager
