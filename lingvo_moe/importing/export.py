@@ -185,4 +185,4 @@ def _tensors(
         advance()
         for place in places.of(path):
             yield place.tensor, place.from_ours(weight, dtype)
-        del weight  # before the next one is read: the largest have 51 GB
+        del weight  # before the next one is read: the largest have 52 GB
