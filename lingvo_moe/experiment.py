@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from lingvo_moe import definitions, overrides, ranges, registry
 from lingvo_moe.data.batching import BatchConfig, InputConfig
-from lingvo_moe.data.pair_languages import PairLanguages, of_readers
+from lingvo_moe.data.pair_languages import PairLanguages, languages_of_readers
 from lingvo_moe.data.speech import SpeechInput
 from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.data.volumes import VolumeInput
@@ -415,10 +415,10 @@ class Experiment:
 
     def pair_languages(self, labels: Iterable[str], what: str) -> PairLanguages:
         """Returns the languages of pairs of texts with these labels; see `PairLanguages` for arguments and errors."""
-        return of_readers(self.texts, self.open_tokenizers().by_side, labels, what)
+        return languages_of_readers(self.texts, self.open_tokenizers().by_side, labels, what)
 
     def in_languages(self, languages: Mapping[str, str]) -> Experiment:
-        """Returns the experiment with texts in these languages, by side."""
+        """Returns the experiment with texts in these languages, by side, whose names are not checked."""
         named = {f"{side}_language": language for side, language in languages.items()}
         return dataclasses.replace(self, input=dataclasses.replace(self.texts, **named))
 

@@ -48,18 +48,21 @@ def _evaluate_translations(config: EvalConfig):
     name, experiment, engine = run_setup.set_up(config, "decode", {"search.beam_size": config.beam_size})
     corpus = Corpus.open(experiment.corpus)
     labels = choose_languages(corpus, config.languages, config.split)  # reports a mistake before anything is compiled
-    logdir, named = config.log_directory(), experiment.pair_languages(labels, f"{corpus.directory}, {config.split}")
-    named.warn()
-    first = next(iter(named.by_label.values()))
+    logdir = config.log_directory()
+    pair_languages = experiment.pair_languages(labels, f"{corpus.directory}, {config.split}")
+    pair_languages.warn()
+    first = next(iter(pair_languages.by_label.values()))
     translator = Translator(name, experiment.in_languages(first), engine, logdir)
     # Before the translations, which take minutes: training beside this may remove the checkpoint.
     loss = held_out_loss.compute(
         name, experiment, engine, logdir, config.split, config.languages, config.max_pairs, translator.step
     )
-    translated, left_out = translate_held_out(translator, corpus, labels, config.max_pairs, config.split, named)
+    translated, left_out = translate_held_out(
+        translator, corpus, labels, config.max_pairs, config.split, pair_languages
+    )
     if config.translations:
         translation_file.write(config.translations, translated)
-    scores = score(corpus, translated, named.from_english)
+    scores = score(corpus, translated, pair_languages.from_english)
     print(table(scores, summary=config.summary), file=output_files.table_stream(config.json))
     print(_loss_line(loss, config.split), file=output_files.table_stream(config.json))
     if left_out:

@@ -145,6 +145,10 @@ def _initial_model(config: TrainConfig, name: str, model: Model) -> Model:
         return model
     if not isinstance(model, Transformer):
         raise UserError(f"--initial_set: {name} has no stacks of layers, so leave it out.")
+    if model.post_norm:
+        raise UserError(
+            f"--initial_set: copies of layers of {name} would change it much (model.post_norm); leave it out."
+        )
     # Weights do not depend on the stages that they are divided among.
     whole = dataclasses.replace(model, pipeline="none", stages=1, microbatches=1)
     try:
@@ -163,6 +167,11 @@ def _with_new_tokenizers(
         raise UserError(
             f"--initial_tokenizers={old}: {name} has no tied embeddings (model.tied_embeddings), the only ones "
             "that can go to other tokenizers. Leave the flag out, and use the tokenizers of the initial weights."
+        )
+    if getattr(experiment.model, "logits_bias", False):
+        raise UserError(
+            f"--initial_tokenizers={old}: {name} has a bias for each piece (model.logits_bias), which cannot go to "
+            "other tokenizers. Leave the flag out, and use the tokenizers of the initial weights."
         )
     before, after = Tokenizers.load(old), experiment.open_tokenizers()
     moved = dict(values)

@@ -204,8 +204,15 @@ def test_other_tokenizers_need_a_file_a_tied_model_and_room(directory, tmp_path)
     other = overrides.apply(small, [f"tokenizers={directory / 'small'}"])
     (tmp_path / "untied").mkdir()
     of_untied, untied = _numbered_rows(tmp_path / "untied", 302, "model.tied_embeddings=false")
+    (tmp_path / "biased").mkdir()
+    of_biased, biased = _numbered_rows(tmp_path / "biased", 302, "model.logits_bias=true", "model.sampled_softmax=0")
     for changes, given, message in (
         ({"initial_weights": str(of_untied)}, untied, "--initial_tokenizers=.*: m4.Quickstart has no tied embeddings"),
+        (
+            {"initial_weights": str(of_biased)},
+            biased,
+            "m4.Quickstart has a bias for each piece .*which cannot go to oth",
+        ),
         ({}, small, "--initial_tokenizers belongs to --initial_weights; pass that flag, too"),
         ({"initial_weights": str(tmp_path / "given")}, small, "--initial_tokenizers needs a file; make one: .*convert"),
         ({"initial_weights": str(file)}, other, r"the source tokenizer has \d+ pieces, the initial weights only 310"),
@@ -251,6 +258,11 @@ def test_weights_of_a_shallower_model_are_deepened(tmp_path):
         ({"initial_set": ("num_layer=4",)}, deeper, "--initial_set: num_layer: no such field.*Did you mean num_layers"),
         ({"initial_set": ("input.seed=4",)}, deeper, "--initial_set: input.seed: no such field"),
         ({}, experiment.get("unet.Small"), "--initial_set: .* has no stacks of layers"),
+        (
+            {},
+            overrides.apply(deeper, ["model.post_norm=true"]),
+            "--initial_set: copies .* would change it much .*post_",
+        ),
         (
             {"initial_set": ("num_layers=4", "layer_pattern=")},
             overrides.apply(small, ["num_layers=2", "layer_pattern=moe"]),

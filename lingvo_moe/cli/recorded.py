@@ -22,7 +22,7 @@ from lingvo_moe.utils.counts import counted
 Config = TypeVar("Config", bound=CommandConfig)
 _logger = logging.getLogger(__name__)
 # What a new training with the weights of another has of its own: its data, and how it trains.
-_OF_TRAINING = ("corpus", "optimizer.", "training.", hyperparameters.LAYOUT)
+_OF_TRAINING = ("corpus", "optimizer", "training", hyperparameters.LAYOUT)
 
 
 def read(config: type[Config], values: flags.FlagValues) -> Config:
@@ -55,6 +55,11 @@ def by_default(config: Config) -> Config:
     if found is None and isinstance(config, TrainConfig) and config.initial_weights and not config.model:
         file = pathlib.Path(config.initial_weights) / hyperparameters.FILE
         found = _of_model(hyperparameters.load(file.parent))
+        if found is None:
+            raise UserError(
+                f"--model is missing, and --initial_weights={config.initial_weights} is no log directory with "
+                f"{hyperparameters.FILE}, which has the model; pass --model."
+            )
     if found is None:
         if not config.model:
             raise UserError(
@@ -85,7 +90,7 @@ def _of_model(found: hyperparameters.Recorded | None) -> hyperparameters.Recorde
     if found is None:
         return None
     return found._replace(
-        values={path: value for path, value in found.values.items() if not path.startswith(_OF_TRAINING)}
+        values={path: value for path, value in found.values.items() if path.partition(".")[0] not in _OF_TRAINING}
     )
 
 

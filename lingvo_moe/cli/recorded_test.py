@@ -96,7 +96,7 @@ def test_new_training_takes_the_model_of_its_initial_weights(tmp_path, caplog):
         _config(*flags[1:], f"--logdir={tmp_path}", f"--model={MODEL}", kind=run_config.TrainConfig)
     )
     assert named.assignments == ("input.source_length=64",), "with --model, its own hyperparameters"
-    with pytest.raises(UserError, match="--model is missing, and there is no .*/none/hyperparameters.json"):
+    with pytest.raises(UserError, match="--model is missing, and --initial_weights=.*/none is no log directory with"):
         flags = (f"--logdir={tmp_path}", f"--initial_weights={tmp_path}/none")
         recorded.by_default(_config(*flags, kind=run_config.TrainConfig))
 

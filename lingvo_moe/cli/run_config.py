@@ -97,8 +97,10 @@ class RunConfig(MeshConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LanguagesConfig(RunConfig):
-    """The flags of a command that reads texts which, for an imported model, begin with their language."""
+class CorpusConfig(RunConfig):
+    """The flags of a command that reads a corpus."""
+
+    corpus: str | None = flag(flags.DEFINE_string, None, "directory of tools.build_corpus's output", sets="corpus")
 
     source_language: str | None = flag(
         flags.DEFINE_string,
@@ -113,13 +115,6 @@ class LanguagesConfig(RunConfig):
         "of --corpus, which is then read from English",
         sets="input.target_language",
     )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CorpusConfig(LanguagesConfig):
-    """The flags of a command that reads a corpus."""
-
-    corpus: str | None = flag(flags.DEFINE_string, None, "directory of tools.build_corpus's output", sets="corpus")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -177,7 +172,7 @@ class SearchConfig(RunConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TranslateConfig(LanguagesConfig, SearchConfig):
+class TranslateConfig(SearchConfig):
     """The flags of `translate`."""
 
     input: str = flag(
@@ -191,10 +186,22 @@ class TranslateConfig(LanguagesConfig, SearchConfig):
         "where to write translations: a file, complete at the end, or - for standard output, as they are made once the "
         "whole input has been read",
     )
+    source_language: str | None = flag(
+        flags.DEFINE_string,
+        None,
+        "of the input, for an imported model: fra_Latn of NLLB-200, fr of M2M-100",
+        sets="input.source_language",
+    )
+    target_language: str | None = flag(
+        flags.DEFINE_string,
+        None,
+        "to translate into, for an imported model: eng_Latn of NLLB-200, en of M2M-100",
+        sets="input.target_language",
+    )
     copy_english: bool = flag(
         flags.DEFINE_boolean,
         True,
-        "copy lines that are in English already, instead of translating them; not with --target_language",
+        "copy lines that are in English already, instead of translating them; not with an imported model",
     )
     n_best: int = flag(
         flags.DEFINE_integer,

@@ -161,6 +161,10 @@ class InputConfig(BatchConfig):
         shares = dict.fromkeys(("sentence_balance", "name_substitution"), SHARE)
         others = {"seed": COUNT_OR_0, "bos_id": COUNT_OR_0, "temperature": temperature, **shares}
         ranges.check("input.", self, {**lengths, **counts, **others})
+        if self.source_language and not self.source_length:
+            raise UserError(
+                f"input.source_language is {self.source_language}, but a language model reads no source; leave it out."
+            )
         if self.source_language == self.target_language == OF_CORPUS:
             raise UserError(
                 f"input.source_language and input.target_language are both {OF_CORPUS}, but one side of each pair is "

@@ -17,7 +17,7 @@ from lingvo_moe.data.batching import Example, InputConfig, Readers
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.mixture import Mixture
 from lingvo_moe.data.name_substitution import NameSubstitution
-from lingvo_moe.data.pair_languages import PairLanguages, of_readers
+from lingvo_moe.data.pair_languages import PairLanguages, languages_of_readers
 from lingvo_moe.data.sentence_balance import PairList, balance_sentences
 from lingvo_moe.data.tokenizer import SIDES, Tokenizer
 from lingvo_moe.errors import UserError
@@ -58,7 +58,7 @@ class TrainPairs:
         self._in_graph = in_graph
         self._readers, self.readers = _open_readers(opened, config, tokenizers)
         labels = opened.languages_of("train")
-        self._languages = of_readers(config, self._readers, labels, f"{opened.directory}, training")
+        self._languages = languages_of_readers(config, self._readers, labels, f"{opened.directory}, training")
         self._languages.warn()
         self._pairs = _open_pairs(opened, config.sentence_balance, self._languages)
         self._first_ids = _first_ids(self._languages, opened.languages)
@@ -141,7 +141,7 @@ class TrainPairs:
         """
         if not any(self._first_ids):
             return tokens
-        return _begun([self._first_ids[int(language)] for language in languages], tokens)
+        return _with_first_ids([self._first_ids[int(language)] for language in languages], tokens)
 
     def _read_texts(self, indices: np.ndarray) -> np.ndarray:
         """Returns source and target of the examples `indices` `[N]`, and the number of the language: `[N, 3] bytes`."""
@@ -152,7 +152,7 @@ class TrainPairs:
         if self._substitute:
             pairs = (self._substitute(number, *pair) for number, pair in zip(indices.tolist(), pairs, strict=True))
         rows = [
-            (*(text.encode() for text in self._languages.in_order(*pair)), b"%d" % language)
+            (*(text.encode() for text in self._languages.source_and_target(*pair)), b"%d" % language)
             for pair, language in zip(pairs, languages, strict=True)
         ]
         return np.array(rows, dtype=object)
@@ -175,7 +175,7 @@ class HeldOutPairs:
         self._config = config
         self._readers, _ = _open_readers(opened, config, tokenizers)
         chosen = dict.fromkeys(languages or opened.languages_of(split))
-        self._languages = of_readers(config, self._readers, chosen, f"{opened.directory}, {split}")
+        self._languages = languages_of_readers(config, self._readers, chosen, f"{opened.directory}, {split}")
         labels = list(self._languages.by_label)
         self._first_ids = _first_ids(self._languages, labels)
         self._pairs = [opened.sample(split, label, max_pairs) for label in labels]
@@ -201,7 +201,7 @@ class HeldOutPairs:
 
     def _pair(self, language: int, index: int) -> tuple[str, str]:
         """Returns (source, target) of a pair."""
-        return self._languages.in_order(*self._pairs[language][index])
+        return self._languages.source_and_target(*self._pairs[language][index])
 
     @functools.cached_property
     def _other_sources(self) -> list[dict[int, int]]:
@@ -225,7 +225,9 @@ class HeldOutPairs:
             numbers, languages, *sides = zip(*chunk, strict=True)
             sentences: dict[str, tuple[str, ...]] = dict(zip(SIDES, sides, strict=True))
             tokens = {side: reader.encode(sentences[side]) for side, reader in self._readers.items()}
-            yield from _examples(numbers, _begun([self._first_ids[language] for language in languages], tokens))
+            yield from _examples(
+                numbers, _with_first_ids([self._first_ids[language] for language in languages], tokens)
+            )
 
 
 def _open_readers(corpus: Corpus, config: InputConfig, tokenizers: str | pathlib.Path) -> Readers:
@@ -253,7 +255,9 @@ def _first_ids(languages: PairLanguages, labels: Iterable[str]) -> list[dict[str
     return [languages.first_ids(label) if label in languages.by_label else {} for label in labels]
 
 
-def _begun(first_ids: Sequence[Mapping[str, int]], tokens: Mapping[str, Sequence[np.ndarray]]) -> Mapping[str, list]:
+def _with_first_ids(
+    first_ids: Sequence[Mapping[str, int]], tokens: Mapping[str, Sequence[np.ndarray]]
+) -> Mapping[str, list]:
     """Returns the tokens of each side, of which those of an example begin with its `first_ids`."""
     return {
         side: [

@@ -11,20 +11,27 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from lingvo_moe.data.batching import InputConfig
-from lingvo_moe.data.tokenizer import OF_CORPUS, SIDES, Tokenizer, is_english
+from lingvo_moe.data.tokenizer import OF_CORPUS, UNKNOWN_LANGUAGE, Tokenizer, is_english
 from lingvo_moe.errors import UserError
 
 _logger = logging.getLogger(__name__)
 # langcodes counts 0 to 4 between names or regions of one language, 5 to 9 for another script of it that its readers
 # know, or a language as close as Bokmål and Danish.
 _MOST_DISTANCE = 9
-# What langcodes does not find: Hangul alone, languages of which a model has one variety, and M2M-100's Chinese.
+# What langcodes does not find: other scripts than it expects, languages of which a model has one variety, M2M-100's
+# name of Northern Sotho and its Chinese, and Twi, which it counts as Akan.
 _OTHER_NAMES = {
+    "ff": ("fuv_Latn",),
     "ko": ("kor_Hang",),
+    "nso": ("ns",),
     "ps": ("pbt_Arab",),
     "qu": ("quy_Latn",),
-    "ff": ("fuv_Latn",),
+    "sat": ("sat_Beng",),
+    "tw": ("twi_Latn",),
+    "tzm": ("tzm_Tfng",),
+    "zh_HK": ("zho_Hant", "zh"),
     "zh_Hant": ("zh",),
+    "zh_Hant_HK": ("zho_Hant", "zh"),
 }
 
 
@@ -44,11 +51,15 @@ def closest(label: str, names: Iterable[str]) -> str | None:
 @functools.cache
 def _closest(label: str, names: tuple[str, ...]) -> str | None:
     import langcodes  # only models with languages need it
+    from langcodes.tag_parser import LanguageTagError
 
     tag = label.partition("@")[0]
     if found := next((name for name in _OTHER_NAMES.get(tag, ()) if name in names), None):
         return found
-    name, distance = langcodes.closest_match(tag, names, max_distance=_MOST_DISTANCE)
+    try:
+        name, distance = langcodes.closest_match(tag, names, max_distance=_MOST_DISTANCE)
+    except LanguageTagError:  # a label may have parts that BCP 47 lacks
+        return None
     return name if distance <= _MOST_DISTANCE else None
 
 
@@ -56,8 +67,9 @@ class PairLanguages:
     """The languages of a corpus's pairs, by the settings `input.source_language` and `input.target_language`.
 
     Attributes:
-      from_english: whether pairs are read from English into the language of their label.
-      by_label: the names of the languages of both sides, by the label of the pairs; empty where texts begin with none.
+      from_english: whether pairs are read from English into the language of their label: if the target's language is
+        `corpus`, or its tokenizer of another language than English.
+      by_label: the names of the languages by side, by the label of the pairs; no side whose texts are in no language.
       left_out: the labels that the model has no language for.
     """
 
@@ -74,11 +86,13 @@ class PairLanguages:
           UserError: a language that the tokenizers do not have, none where they have some, or `corpus` where they have
             none; or all labels are left out.
         """
-        self.from_english = config.target_language == OF_CORPUS
         self._tokenizers, self._what = tokenizers, what
         self._configured = {side: name for side, name in config.languages.items() if side in tokenizers}
         for side, name in self._configured.items():
             tokenizers[side].check_language(name, f"input.{side}_language")
+        own = {side: _own_language(tokenizers[side], name) for side, name in self._configured.items()}
+        self.from_english = self._configured.get("target") == OF_CORPUS or not is_english(own.get("target", ""))
+        self._own, self._english_side = own, "source" if self.from_english else "target"
         found = {label: self._names(label) for label in labels}
         self.by_label = {label: names for label, names in found.items() if None not in names.values()}
         self.left_out = tuple(label for label in found if label not in self.by_label)
@@ -96,35 +110,67 @@ class PairLanguages:
                 self._what,
                 ", ".join(self.left_out),
             )
-        side = "source" if self.from_english else "target"
-        own = self._tokenizers[side].own_language if side in self._tokenizers else ""
-        if not is_english(name := self._configured.get(side) or own):
-            _logger.warning(
-                "input.%s_language is %s, but this side of a corpus's pairs is English, unless you built it otherwise; "
-                "%s_language=%s would read the pairs from English.",
-                side,
-                name,
-                side,
-                OF_CORPUS,
-            )
+        side = self._english_side
+        if is_english(name := self._own.get(side) or self._configured.get(side, "")):
+            return
+        remedy = f"set input.{side}_language to the model's name of English"
+        if OF_CORPUS not in self._configured.values() and not self._own.get(side):
+            remedy += ", or to read them from English, the source's, and input.target_language to corpus"
+        _logger.warning(
+            "input.%s_language is %s, but this side of a corpus's pairs is English, unless you built it otherwise; %s.",
+            side,
+            name,
+            remedy,
+        )
 
     def _names(self, label: str) -> dict:
-        return {
-            side: closest(label, self._tokenizers[side].language_names) if name == OF_CORPUS else name
-            for side, name in self._configured.items()
-        }
+        """Returns the names of the languages of a pair by side; None for one that the model lacks."""
+        found = {}
+        for side, name in self._configured.items():
+            own, names = self._own[side], self._tokenizers[side].language_names
+            if side != self._english_side and (own or name == OF_CORPUS):
+                found[side] = closest(label, (own,) if own else names)
+            elif own or names:
+                found[side] = own or name
+        return found
 
     def first_ids(self, label: str) -> dict[str, int]:
-        """Returns the ids that the texts of both sides begin with, by side; those of pairs with this label."""
-        tokenizers = {side: of_side for side, of_side in self._tokenizers.items() if of_side.languages}
-        return {side: of_side.id_of_language(self.by_label[label][side]) for side, of_side in tokenizers.items()}
+        """Returns the ids that the texts of pairs begin with, by side; of a side with languages.
 
-    def in_order(self, source: str, english: str) -> tuple[str, str]:
-        """Returns (source, target) of a pair as the corpus has it."""
-        return (english, source) if self.from_english else (source, english)
+        Raises:
+          KeyError: the label is left out.
+        """
+        return {
+            side: self._tokenizers[side].id_of_language(name)
+            for side, name in self.by_label[label].items()
+            if self._tokenizers[side].languages
+        }
+
+    def source_and_target(self, text: str, english: str) -> tuple[str, str]:
+        """Returns (source, target) of a pair: a text in the language of its label, and its English."""
+        return (english, text) if self.from_english else (text, english)
 
 
-def of_readers(config: InputConfig, readers: Mapping[str, object], labels: Iterable[str], what: str) -> PairLanguages:
-    """Returns the languages of what reads the sides of pairs, of which tokenizers alone have languages."""
-    tokenizers = {side: reader for side in SIDES if isinstance(reader := readers.get(side), Tokenizer)}
+def _own_language(tokenizer: Tokenizer, configured: str) -> str:
+    """Returns the only language of a tokenizer; empty if it has several, or nothing says which it is."""
+    if tokenizer.own_language != UNKNOWN_LANGUAGE:
+        return tokenizer.own_language
+    return "" if configured in (OF_CORPUS, UNKNOWN_LANGUAGE) else configured
+
+
+def languages_of_readers(
+    config: InputConfig, readers: Mapping[str, object], labels: Iterable[str], what: str
+) -> PairLanguages:
+    """Returns the languages of what reads the sides of pairs, of which tokenizers alone have languages.
+
+    Args:
+      config: with the languages.
+      readers: by side.
+      labels: of the pairs.
+      what: for messages: the directory and the split.
+
+    Raises:
+      UserError: as `PairLanguages`.
+    """
+    tokenizers = {side: reader for side, reader in readers.items() if isinstance(reader, Tokenizer)}
     return PairLanguages(config, tokenizers, labels, what)

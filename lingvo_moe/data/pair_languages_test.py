@@ -16,17 +16,20 @@ from lingvo_moe.data.batching import InputConfig
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.pair_languages import PairLanguages, closest
 from lingvo_moe.data.pipeline import EvalInput, TrainInput
-from lingvo_moe.data.tokenizer import MANIFEST, SIDES, SPECIAL_IDS, Tokenizers
+from lingvo_moe.data.tokenizer import MANIFEST, SIDES, SPECIAL_IDS, Tokenizer, Tokenizers
 from lingvo_moe.errors import UserError
 from lingvo_moe.testing.corpora import write_corpus
 from lingvo_moe.utils.hashes import sha256
 
-_NLLB = (
-    "arb_Arab arz_Arab azj_Latn cat_Latn deu_Latn ell_Grek eng_Latn fra_Latn hrv_Latn jpn_Jpan kmr_Latn kor_Hang "
-    "lvs_Latn nno_Latn nob_Latn pbt_Arab pes_Arab por_Latn quy_Latn spa_Latn srp_Cyrl swh_Latn zho_Hans zho_Hant "
-    "zsm_Latn"
-).split()
-_M2M = "ar ca de el en fr ja ko no pt sr sw zh".split()
+_GOLDEN = pathlib.Path(__file__).parents[2] / "testdata" / "golden" / "hugging_face"
+
+
+def _names(model: str) -> list[str]:
+    """All languages of NLLB-200 or M2M-100."""
+    return [name.strip("_") for name in json.loads((_GOLDEN / f"{model}.json").read_text())["facts"]["languages"]]
+
+
+_NLLB, _M2M = _names("nllb"), _names("m2m")
 
 
 @pytest.mark.parametrize(
@@ -38,21 +41,23 @@ _M2M = "ar ca de el en fr ja ko no pt sr sw zh".split()
         ("pt_BR", "por_Latn", "pt"),
         ("ar", "arb_Arab", "ar"),
         ("arz", "arz_Arab", None),
-        ("fa", "pes_Arab", None),
-        ("lv", "lvs_Latn", None),
+        ("fa", "pes_Arab", "fa"),
+        ("lv", "lvs_Latn", "lv"),
         ("sw", "swh_Latn", "sw"),
         ("ku", "kmr_Latn", None),
         ("nb", "nob_Latn", "no"),
         ("nn", "nno_Latn", None),
         ("ko", "kor_Hang", "ko"),
-        ("ps", "pbt_Arab", None),
+        ("ps", "pbt_Arab", "ps"),
+        ("tw", "twi_Latn", None),
+        ("nso", "nso_Latn", "ns"),
         ("zh_Hans", "zho_Hans", "zh"),
         ("zh_Hant", "zho_Hant", "zh"),
-        ("zh_HK", "zho_Hant", None),
+        ("zh_HK", "zho_Hant", "zh"),
         ("sr_Latn", "srp_Cyrl", "sr"),
-        ("eu", None, None),
-        ("br", None, None),
-        ("crh", None, None),
+        ("nds", None, None),
+        ("hsb", None, None),
+        ("fr_a", None, None),
     ],
 )
 def test_a_label_is_a_language_of_the_model(label, nllb, m2m):
@@ -169,7 +174,8 @@ def test_fixed_languages_are_those_of_all_pairs(data, caplog):
         batch, _ = next(TrainInput(*data, _config("eng_Latn", "deu_Latn")).batches())
     assert [record.getMessage() for record in caplog.records] == [
         "input.target_language is deu_Latn, but this side of a corpus's pairs is English, unless you built it "
-        "otherwise; target_language=corpus would read the pairs from English."
+        "otherwise; set input.target_language to the model's name of English, or to read them from English, the "
+        "source's, and input.target_language to corpus."
     ]
     assert {pair[1].split()[0] for pair in _texts(batch, Tokenizers.load(data.tokenizers))} == {"deu_Latn"}
 
@@ -181,6 +187,57 @@ def test_no_language_of_the_model_is_an_error(data):
     assert Corpus.open(data.corpus).languages == ("br", "de", "ko")
 
 
+@pytest.mark.parametrize(
+    "own, configured, from_english, by_label, left_out",
+    [
+        (("de", "en"), ("de", "en"), False, {"de": {"source": "de", "target": "en"}}, ("fr",)),
+        (("de", "en"), ("corpus", ""), False, {"de": {"source": "de", "target": "en"}}, ("fr",)),
+        (("eng", "deu"), ("", ""), True, {"de": {"source": "eng", "target": "deu"}}, ("fr",)),
+        (("en", "de"), ("en", "corpus"), True, {"de": {"source": "en", "target": "de"}}, ("fr",)),
+        (("und", "und"), ("und", "und"), False, {"de": {}, "fr": {}}, ()),
+        (("und", "und"), ("en", "de"), True, {"de": {"source": "en", "target": "de"}}, ("fr",)),
+    ],
+)
+def test_tokenizers_of_one_language_read_its_pairs_alone(data, own, configured, from_english, by_label, left_out):
+    """In the direction that the model translates in, whatever the settings say."""
+    plain = Tokenizers.load(data.tokenizers).source
+    model = sentencepiece.SentencePieceProcessor(model_proto=plain.model)
+    assert model.piece_to_id("deu_Latn") in range(4, 7), "its pieces for languages are not used"
+    tokenizers = {side: _OneLanguage(plain.model, own_language=each) for side, each in zip(SIDES, own)}
+    found = PairLanguages(_config(*configured), tokenizers, ["de", "fr"], "it")
+    assert (found.from_english, found.by_label, found.left_out) == (from_english, by_label, left_out)
+    assert found.first_ids("de") == {}
+
+
+class _OneLanguage(Tokenizer):
+    """A tokenizer without pieces for languages."""
+
+    languages = ()
+
+
+@pytest.mark.parametrize(
+    "languages, remedy",
+    [
+        (("fra_Latn", "corpus"), "set input.source_language to the model's name of English."),
+        (("corpus", "fra_Latn"), "set input.target_language to the model's name of English."),
+    ],
+)
+def test_a_side_that_should_be_english_is_a_warning(data, languages, remedy, caplog):
+    tokenizers = {side: _WithFrench(of.model) for side, of in Tokenizers.load(data.tokenizers).by_side.items()}
+    with caplog.at_level(logging.WARNING):
+        PairLanguages(_config(*languages), tokenizers, ["de"], "it").warn()
+    assert [record.getMessage().rpartition("; ")[2] for record in caplog.records] == [remedy]
+
+
+class _WithFrench(Tokenizer):
+    languages = ("eng_Latn", "deu_Latn", "fra_Latn")
+
+
+def test_a_language_model_reads_no_source():
+    with pytest.raises(UserError, match="input.source_language is de, but a language model reads no source; leave it"):
+        _config("de", "", source_length=0)
+
+
 def test_one_side_is_english():
     with pytest.raises(UserError, match="are both corpus, but one side of each pair is English. Set one of them to"):
         _config("corpus", "corpus")
@@ -189,4 +246,4 @@ def test_one_side_is_english():
 def test_texts_without_languages_begin_with_nothing():
     languages = PairLanguages(_config("", ""), {}, ["de", "br"], "it")
     assert languages.by_label == {"de": {}, "br": {}} and languages.first_ids("de") == {} == languages.first_ids("br")
-    assert languages.in_order("Haus", "house") == ("Haus", "house") and not languages.left_out
+    assert languages.source_and_target("Haus", "house") == ("Haus", "house") and not languages.left_out

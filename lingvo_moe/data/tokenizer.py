@@ -44,6 +44,7 @@ SPECIAL_IDS = {"pad": 0, "eos": 1, "bos": 2, "unk": 3}
 MANIFEST = "tokenizer.json"
 SIDES = ("source", "target")
 OF_CORPUS = "corpus"  # in the place of a language: that of each pair, by its label in the corpus
+UNKNOWN_LANGUAGE = "und"  # ISO 639-3
 _LINE_OR_COLUMN_END = re.compile("[\t-\r\x1c-\x1e\x85\u2028\u2029]")
 _MAX_MODEL = 2**28  # bytes, of a decompressed model
 _MOST_SHOWN = 8  # languages in a message
@@ -62,7 +63,7 @@ class Tokenizer:
     Attributes:
       model: the bytes of the model file.
       language: of the texts, which begin with its piece if there is one; empty for none.
-      own_language: the only one that it is for, without a piece; empty for any.
+      own_language: the only one that it is for, without a piece, or UNKNOWN_LANGUAGE; empty for any.
     """
 
     model: bytes = dataclasses.field(repr=False)
@@ -138,13 +139,14 @@ class Tokenizer:
           UserError: there is no such language, or none is named where texts begin with one.
         """
         self.check_language(language, field)
+        if self.own_language:
+            is_named = self.own_language == UNKNOWN_LANGUAGE and language not in ("", OF_CORPUS)
+            return dataclasses.replace(self, language=language if is_named else self.own_language)
         if language == OF_CORPUS:
             raise UserError(
                 f"{field} is {OF_CORPUS}, the language of each pair of a corpus, but the texts are of no corpus. Pass "
                 f"--set={field}=NAME (`translate` has a flag for it) with one of {_shown(self.language_names)}."
             )
-        if self.own_language:
-            return dataclasses.replace(self, language=self.own_language)
         known = dict(zip(self.language_names, self.languages))
         return dataclasses.replace(self, language=known[language.strip("_")] if language else "")
 
@@ -152,7 +154,7 @@ class Tokenizer:
         """Raises UserError as `in_language`, but for OF_CORPUS only if there are no languages."""
         known = self.language_names
         if self.own_language:
-            if language not in ("", self.own_language):
+            if language not in ("", OF_CORPUS, self.own_language) and self.own_language != UNKNOWN_LANGUAGE:
                 raise UserError(
                     f"{field} is {language!r}, but the tokenizer is of {self.own_language!r} alone; leave it out."
                 )

@@ -173,7 +173,10 @@ def test_a_model_that_hugging_face_would_compute_otherwise_is_refused(sparse, ca
     epsilon = dataclasses.replace(trained.model, norm_epsilon=0.001)
     table = {**trained.shapes, "embedding/table": [507, 32]}
     for changed, message in (
-        (trained._replace(name="m4.Pocket"), "--logdir=log is of m4.Pocket; only the models m2m100.*, nllb.*, opus.* have"),
+        (
+            trained._replace(name="m4.Pocket"),
+            "--logdir=log is of m4.Pocket; only the models m2m100.*, nllb.*, opus.* have",
+        ),
         (trained._replace(model=epsilon), "--logdir=log: model.norm_epsilon is 0.001, but that of .* is 1e-05"),
         (trained._replace(shapes=table), r"the weight embedding/table has the shape \[507, 32\], but .* \[506, 32\]"),
         (

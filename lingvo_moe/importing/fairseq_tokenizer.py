@@ -96,8 +96,7 @@ def _read_vocabulary(directory: pathlib.Path, name: str) -> dict[str, int]:
     is_complete = all(type(number) is int for number in numbers) and sorted(numbers) == list(
         range(first, first + len(numbers))
     )
-    if wrong := [text for text in others if not text or sentencepiece_models.NOT_IN_PIECES.search(text)]:
-        raise UserError(f"{name}: {_VOCABULARY} has the piece {wrong[0]!r}, which is no text; copy it again.")
+    sentencepiece_models.check_texts(others, f"{name}: {_VOCABULARY}")
     if {text: ids.get(text) for text in special} != special or not is_complete:
         raise UserError(
             f"{name}: {_VOCABULARY} does not number {', '.join(special)} and then all pieces, as M2M-100's does; "

@@ -75,16 +75,18 @@ def describe(directory: pathlib.Path, name: str) -> Described:
         tokenizers: Mapping[str, Tokenizer] = marian_tokenizer.convert(directory, name)
         rows = marian_tokenizer.rows_of_ids(fields.vocabulary)
         settings += tuple(f"input.{side}_language={tokenizers[side].own_language}" for side in SIDES)
-        fits = tokenizers["source"].num_pieces == len(rows)
+        pieces = tokenizers["source"].num_pieces - 1  # ours are one more
+        fits = pieces == fields.vocabulary
     else:
         shared = fairseq_tokenizer.convert(directory, name)
         tokenizers = dict.fromkeys(SIDES, shared)
         rows = fairseq_tokenizer.rows_of_ids(fields.vocabulary)
-        fits = tokenizers["source"].vocabulary_size <= len(rows)
+        pieces = shared.vocabulary_size
+        fits = pieces <= fields.vocabulary
     if not fits:
         raise UserError(
-            f"{name}: the tokenizer has {tokenizers['source'].vocabulary_size} pieces, but {CONFIG} has vocab_size "
-            f"{fields.vocabulary}, so they are of two models; copy the files again."
+            f"{name}: the tokenizer has {pieces} pieces, but {CONFIG} has vocab_size {fields.vocabulary}, so they are "
+            f"of two models; copy the files again."
         )
     places = weights.Places(model, fields.kind.names, rows, fields.expert_scale)
     return Described(registered, settings, model, of_model, places, tokenizers)

@@ -239,7 +239,7 @@ def test_a_model_of_another_kind_is_an_error(directory, changes, message):
         ({"activation_function": "gelu"}, "activation_function 'gelu'; expected one of relu, swish, silu"),
         ({"activation_function": ["swish"]}, "activation_function .'swish'.; expected one of relu, swish, silu"),
         ({"decoder_start_token_id": 0}, "decoder_start_token_id 0; expected 162, as vocab_size is 163"),
-        ({"vocab_size": 162, "pad_token_id": 161, "decoder_start_token_id": 161}, "has 164 pieces, .* vocab_size 162"),
+        ({"vocab_size": 162, "pad_token_id": 161, "decoder_start_token_id": 161}, "has 163 pieces, .* vocab_size 162"),
     ],
 )
 def test_a_model_of_marian_that_is_another_kind_is_an_error(tmp_path, changes, message):

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_moe.data.tokenizer import SIDES, SPECIAL_IDS, Tokenizer
+from lingvo_moe.data.tokenizer import SIDES, SPECIAL_IDS, UNKNOWN_LANGUAGE, Tokenizer
 from lingvo_moe.errors import UserError
 from lingvo_moe.importing import sentencepiece_models
 from lingvo_moe.importing.model_directory import read_json
@@ -28,7 +28,6 @@ _FILES = {"source": "source.spm", "target": "target.spm"}
 _FIRST = {NAMES["eos"]: 0, NAMES["unk"]: 1}
 _OF_TARGET = re.compile(">>.*<<")  # a piece that begins sources, and says what to translate into
 _LANGUAGE = re.compile("[a-z]{2,3}(?:_[A-Za-z]+)?")
-UNKNOWN_LANGUAGE = "und"  # ISO 639-3
 _PENALTY = 10.0  # how much less the score of an unknown character is than the least of a piece, in SentencePiece
 
 
@@ -96,8 +95,7 @@ def _read_vocabulary(directory: pathlib.Path, name: str) -> list[str]:
             f"{name}: {_VOCABULARY} does not number {', '.join(_FIRST)}, then the pieces and last {NAMES['pad']}, as "
             f"Opus-MT's does; copy it again."
         )
-    if wrong := [text for text in ids if not text or sentencepiece_models.NOT_IN_PIECES.search(text)]:
-        raise UserError(f"{name}: {_VOCABULARY} has the piece {wrong[0]!r}, which is no text; copy it again.")
+    sentencepiece_models.check_texts(ids, f"{name}: {_VOCABULARY}")
     return sorted(ids, key=ids.__getitem__)
 
 

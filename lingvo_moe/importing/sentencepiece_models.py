@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import sentencepiece
@@ -13,7 +14,7 @@ from lingvo_moe.data.tokenizer import SPECIAL_IDS
 from lingvo_moe.errors import UserError
 
 NAMES = {"pad": "<pad>", "eos": "</s>", "bos": "<s>", "unk": "<unk>"}
-NOT_IN_PIECES = re.compile("[\0\ud800-\udfff]")
+_NOT_IN_PIECES = re.compile("[\0\ud800-\udfff]")
 _FIRST = ["<unk>", "<s>", "</s>"]  # of each model that fairseq or Marian reads
 
 
@@ -35,10 +36,14 @@ def read(path: pathlib.Path, name: str) -> Any:
         raise UserError(f"{name}: {path.name} is not a complete SentencePiece model; copy it again.") from None
     model = messages.ModelProto.FromString(content)
     if (first := [piece.piece for piece in model.pieces[: len(_FIRST)]]) != _FIRST:
-        raise UserError(
-            f"{name}: {path.name} begins with the pieces {first}; expected {_FIRST}, as fairseq's; copy it again."
-        )
+        raise UserError(f"{name}: {path.name} begins with the pieces {first}; expected {_FIRST}; copy it again.")
     return model
+
+
+def check_texts(texts: Iterable[str], where: str):
+    """Raises UserError, which begins with `where`, for a text that no piece can have."""
+    if wrong := [text for text in texts if not text or _NOT_IN_PIECES.search(text)]:
+        raise UserError(f"{where} has the piece {wrong[0]!r}, which is no text; copy it again.")
 
 
 def pieces_of(model: Any, path: pathlib.Path, name: str) -> dict[str, Any]:

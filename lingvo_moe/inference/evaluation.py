@@ -59,7 +59,7 @@ def translate_held_out(
     languages: Sequence[str] = (),
     max_pairs: int = 100,
     split: str = "test",
-    named: PairLanguages | None = None,
+    pair_languages: PairLanguages | None = None,
 ) -> tuple[list[Translated], int]:
     """Translates up to `max_pairs` sentences of each language.
 
@@ -69,7 +69,7 @@ def translate_held_out(
       languages: which; all that have the split if empty.
       max_pairs: of each language, see `Corpus.sample`.
       split: `test` or `valid`.
-      named: the languages of the pairs, which the translator is to read and write; None for its own.
+      pair_languages: the languages of the pairs, which the translator is to read and write; None for its own.
 
     Returns:
       (the sentences, the number of those left out, which are longer than the model's limit). Languages are in the order
@@ -78,9 +78,11 @@ def translate_held_out(
     Raises:
       UserError: as `choose_languages`, or all sentences are longer than the model's limit.
     """
-    pairs, left_out = _held_out(translator, corpus, languages, max_pairs, split, named)
+    pairs, left_out = _held_out(translator, corpus, languages, max_pairs, split, pair_languages)
     found = []
-    for names, group in itertools.groupby(pairs, lambda pair: named.by_label[pair[0]] if named else {}):
+    for names, group in itertools.groupby(
+        pairs, lambda pair: pair_languages.by_label[pair[0]] if pair_languages else {}
+    ):
         sentences = list(group)
         own = translator.between(names["source"], names["target"]) if names else translator
         translations = own.translate([source for _, source, _ in sentences])
@@ -120,14 +122,17 @@ def _held_out(
     languages: Sequence[str],
     max_pairs: int,
     split: str,
-    named: PairLanguages | None,
+    pair_languages: PairLanguages | None,
 ) -> tuple[list[tuple[str, str, str]], int]:
     """Returns ((language, source, reference) of the sentences that fit the model, the number of the others)."""
     pairs, left_out = [], 0
     for language in choose_languages(corpus, languages, split):
-        if named and language in named.left_out:
+        if pair_languages and language in pair_languages.left_out:
             continue
-        sample = [named.in_order(*pair) if named else pair for pair in corpus.sample(split, language, max_pairs)]
+        sample = [
+            pair_languages.source_and_target(*pair) if pair_languages else pair
+            for pair in corpus.sample(split, language, max_pairs)
+        ]
         fits = translator.fits([source for source, _ in sample])
         kept = [(language, *pair) for pair, fit in zip(sample, fits) if fit]
         left_out += len(sample) - len(kept)

@@ -9,7 +9,7 @@ import sacrebleu
 
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.errors import UserError
-from lingvo_moe.inference.evaluation import LanguageScore, groups, score, translate_held_out
+from lingvo_moe.inference.evaluation import LanguageScore, Translated, groups, score, translate_held_out
 from lingvo_moe.inference.lines.translation import Translation
 from lingvo_moe.testing import experiments as tiny
 
@@ -51,6 +51,23 @@ def test_scores_are_of_the_best_hypotheses_and_of_the_sources(corpus):
     assert german.copy_bleu == copied and german.test_pairs == 5
     assert german.train_pairs == corpus.count("train", "de")
     assert [(s.source, s.reference) for s in translated if s.language == "de"] == pairs
+
+
+@pytest.mark.parametrize("label, tokenization", [("ja", "char"), ("zh_Hans", "zh"), ("de", "13a"), ("th", "char")])
+def test_bleu_of_languages_without_spaces_is_of_characters(corpus, label, tokenization, monkeypatch):
+    """If references are in the language; those in English are divided into words."""
+    used = []
+
+    def bleu(hypotheses, references, tokenize):
+        used.append(tokenize)
+        return sacrebleu.metrics.BLEU().corpus_score(hypotheses, references)
+
+    monkeypatch.setattr(sacrebleu, "corpus_bleu", bleu)
+    monkeypatch.setattr(corpus, "count", lambda split, language: 1)
+    translated = [Translated(label, "house", Translation("Haus", 0.0), "Haus")]
+    score(corpus, translated, from_english=True)
+    score(corpus, translated)
+    assert used == [tokenization] * 2 + ["13a"] * 2
 
 
 def test_long_sentences_are_left_out_and_counted(corpus):

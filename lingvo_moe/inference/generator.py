@@ -80,7 +80,7 @@ class Generator:
             sampling = dataclasses.replace(sampling, search=dataclasses.replace(experiment.search, beam_size=1))
         self.name, self.experiment = name, experiment
         self._sampling = sampling
-        self._tokenizer = experiment.open_tokenizers().target
+        self._tokenizer = experiment.tokenizers_of_languages().target
         specs = experiment.decoding_specs()
         self._rows, self._length = specs["ids"].shape
         self.prompt_tokens = self._length - 1

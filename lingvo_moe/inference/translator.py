@@ -57,11 +57,11 @@ class Translator:
           experiment: its experiment.
           engine: where to decode.
           logdir: the log directory that it was trained in.
-          copy_english: whether texts that are English already are copied; of a model without `input.target_language`.
+          copy_english: whether texts that are English already are copied; of a model whose tokenizers have no language.
 
         Raises:
-          UserError: the model does not translate, no tokenizer or one too large for it, no checkpoint or one of another
-            model.
+          UserError: the model does not translate, as `Experiment.tokenizers_of_languages`, no checkpoint or one of
+            another model.
         """
         if not experiment.translates:
             raise UserError(
@@ -87,6 +87,7 @@ class Translator:
           UserError: the tokenizers do not have such a language.
         """
         other = copy.copy(self)
+        other.experiment = self.experiment.in_languages({"source": source_language, "target": target_language})
         other._read_with(self._tokenizers.in_languages({"source": source_language, "target": target_language}))
         return other
 

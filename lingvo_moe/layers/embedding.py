@@ -53,9 +53,16 @@ class Embedding(Layer):
 def sinusoids(positions: tf.Tensor, model_dim: int, wavelengths: str = TENSOR2TENSOR) -> tf.Tensor:
     """The sinusoidal positional encoding: sines, then cosines, of geometric wavelengths (Vaswani et al. 2017, 3.5).
 
-    Positions `[B, T] int32` to `[B, T, M] float32`. The last wavelength is 10,000 * 2 pi, as in tensor2tensor; with the
-    paper's exponents it is a little shorter. A function of the position alone: packed sequences restart it, and
-    there is no longest length.
+    A function of the position alone: packed sequences restart it, and there is no longest length.
+
+    Args:
+      positions: `[B, T] int32`.
+      model_dim: M.
+      wavelengths: `tensor2tensor`, whose last wavelength is 10,000 * 2 pi, or `paper`, with the exponents 2i / M of the
+        paper, where it is a little shorter.
+
+    Returns:
+      `[B, T, M] float32`.
     """
     half = model_dim // 2
     intervals = half - 1 if wavelengths == TENSOR2TENSOR else half

@@ -25,7 +25,9 @@ def check(model: Transformer):
 def _check_choices(model: Transformer):
     for field, choices in {"remat": REMAT, "wavelengths": WAVELENGTHS}.items():
         if (value := getattr(model, field)) not in choices:
-            raise UserError(f"{field} is {value!r}; use one of {', '.join(choices)}.{did_you_mean(value, choices)}")
+            raise UserError(
+                f"model.{field} is {value!r}; use one of {', '.join(choices)}.{did_you_mean(value, choices)}"
+            )
     if model.unroll and model.remat != "none":
         raise UserError(
             "unroll and remat exclude each other: rematerialisation needs the loop. Set remat=none or unroll=false."

@@ -39,6 +39,8 @@ _OF_COMPUTATION = (
     "stages",
     "microbatches",
 )
+# Fields that were removed, with the value that had no effect.
+_REMOVED = {"search.first_id": None}
 _PLAIN = (bool, int, float, str, type(None), tuple)
 
 
@@ -153,6 +155,7 @@ def _with_own_tokenizers(values: dict[str, Any], logdir: pathlib.Path) -> dict[s
 def _differences(own: experiment.Experiment, values: Mapping[str, Any]) -> tuple[str, ...]:
     known = {path: overrides.text(value) for path, value in overrides.fields(own)}
     known |= {path: _absolute(known[path]) for path in DIRECTORIES}
+    values = {path: value for path, value in values.items() if path not in _REMOVED or value != _REMOVED[path]}
     recorded = {path: overrides.text(value) for path, value in values.items() if path not in _OF_A_RUN}
     return tuple(f"{path}={text}" for path, text in recorded.items() if text != known.get(path))
 

@@ -60,6 +60,17 @@ def test_differences_are_assignments(tmp_path, monkeypatch):
     assert again.model == experiment.unchecked(MODEL, ran).model and again.mesh == experiment.unchecked(MODEL).mesh
 
 
+def test_a_field_that_was_removed_is_left_out_if_it_had_no_effect(tmp_path):
+    """Log directories of earlier versions are read; one that had an effect is named."""
+    found = hyperparameters.of(MODEL, experiment.unchecked(MODEL, ["router=switch"]))
+    earlier = found._replace(values={**found.values, "search.first_id": None})
+    hyperparameters.save(tmp_path, earlier)
+    loaded = hyperparameters.load(tmp_path) or pytest.fail("nothing was saved")
+    assert loaded.resolve("it") == (MODEL, ("model.router=switch",))
+    with pytest.raises(UserError, match="it: search.first_id: no such field"):
+        found._replace(values={**found.values, "search.first_id": 7}).resolve("it")
+
+
 def test_the_same_hyperparameters_are_not_written_again(tmp_path):
     """Each restart would risk the file; others replace it."""
     _saved(tmp_path, experiment.unchecked(MODEL))
