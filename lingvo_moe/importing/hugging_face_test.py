@@ -195,6 +195,7 @@ def test_experts_are_scaled_by_the_default_of_hugging_face(directory):
 @pytest.mark.parametrize(
     "changes, message",
     [
+        ({"model_type": ["m2m_100"]}, "config.json has model_type .'m2m_100'.; expected one of m2m_100"),
         ({"model_type": "t5"}, "config.json has model_type 't5'; expected one of m2m_100 .*, marian .Opus-MT."),
         ({"activation_function": "gelu"}, "activation_function 'gelu'; only 'relu' can be imported"),
         ({"scale_embedding": False}, "scale_embedding False; only True can be imported"),
@@ -204,9 +205,12 @@ def test_experts_are_scaled_by_the_default_of_hugging_face(directory):
         ({"decoder_ffn_dim": 128}, "decoder_ffn_dim 128; expected 64, as encoder_ffn_dim"),
         ({"moe_token_dropout": 1}, "moe_token_dropout 1; expected a share below 1"),
         ({"encoder_sparse_step": 3}, "encoder_sparse_step 3; expected a divisor of the 4 layers"),
-        ({"encoder_sparse_step": 10**30}, "encoder_sparse_step 10+; expected a divisor of the 4 layers"),
-        ({"vocab_size": 10**9}, "by config.json, the model has 32,000,136,448 weights, but .* only 152,640; copy"),
-        ({"num_experts": 10**12}, "--input=.*: config.json is of no model that can be imported: model.num_experts is"),
+        ({"vocab_size": 10**7}, "by config.json, the model has 320,136,448 weights, but .* only 152,640; copy"),
+        ({"vocab_size": 10**9}, "vocab_size 10+; expected a whole number from 1 to 16,777,216"),
+        (
+            {"encoder_layers": 10**7, "encoder_sparse_step": 10**7},
+            "encoder_layers 10+; expected a whole number from 1 to 1,000",
+        ),
         ({"vocab_size": 502}, "the tokenizer has 503 pieces, but config.json has vocab_size 502, so .* two models"),
         (
             {"num_experts": 8},
@@ -238,6 +242,7 @@ def test_a_model_of_another_kind_is_an_error(directory, changes, message):
         ({"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_embeddings False; only True can be"),
         ({"activation_function": "gelu"}, "activation_function 'gelu'; expected one of relu, swish, silu"),
         ({"activation_function": ["swish"]}, "activation_function .'swish'.; expected one of relu, swish, silu"),
+        ({"vocab_size": 10**9}, "vocab_size 10+; expected a whole number from 1 to 16,777,216"),
         ({"decoder_start_token_id": 0}, "decoder_start_token_id 0; expected 162, as vocab_size is 163"),
         ({"vocab_size": 162, "pad_token_id": 161, "decoder_start_token_id": 161}, "has 163 pieces, .* vocab_size 162"),
     ],

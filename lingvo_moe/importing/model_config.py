@@ -16,6 +16,8 @@ MARIAN, _DENSE, _SPARSE = "marian", "m2m_100", "nllb-moe"  # NLLB-200 without ex
 _SIDES = ("encoder", "decoder")
 _COMMON = {"scale_embedding": True, "tie_word_embeddings": True}
 _PLAIN_SWISH = ("dense:activation=swish",)
+_MOST_LAYERS = 1000  # of a corrupt file; a pattern has a word for each of these layers
+_MOST = 2**24  # of anything else
 _LAYER_PATTERNS: dict[str, tuple[str, ...]] = {"relu": (), "swish": _PLAIN_SWISH, "silu": _PLAIN_SWISH}
 
 
@@ -86,7 +88,7 @@ class Fields:
           UserError: another type, or a field with which our layers do not compute the model.
         """
         self._config, self._name, given = config, name, config.get("model_type")
-        if given not in KINDS:
+        if not isinstance(given, str) or given not in KINDS:
             expected = ", ".join(f"{each} ({kind.description})" for each, kind in KINDS.items())
             raise UserError(f"{name}: {CONFIG} has model_type {given!r}; expected one of {expected}.")
         self.kind, self.is_marian = KINDS[given], given == MARIAN
@@ -112,7 +114,7 @@ class Fields:
 
     def of_model(self) -> dict[str, Any]:
         """The fields of our model, by name."""
-        encoder, decoder = (self._count(f"{side}_layers") for side in _SIDES)
+        encoder, decoder = (self._layer_count(side) for side in _SIDES)
         heads, width = self._of_both_sides("attention_heads"), self._count("d_model")
         if width % heads:
             raise self._wrong("d_model", f"a multiple of the {heads} heads")
@@ -161,7 +163,7 @@ class Fields:
         }
 
     def _sparse_step(self, side: str) -> int:
-        step, layers = self._count(f"{side}_sparse_step"), self._count(f"{side}_layers")
+        step, layers = self._count(f"{side}_sparse_step"), self._layer_count(side)
         if layers % step:
             raise self._wrong(f"{side}_sparse_step", f"a divisor of the {layers} layers")
         return step
@@ -172,10 +174,13 @@ class Fields:
             raise self._wrong(f"decoder_{field}", f"{encoder}, as encoder_{field}: our stacks have the same")
         return encoder
 
-    def _count(self, field: str) -> int:
+    def _layer_count(self, side: str) -> int:
+        return self._count(f"{side}_layers", _MOST_LAYERS)
+
+    def _count(self, field: str, most: int = _MOST) -> int:
         value = self._config.get(field)
-        if type(value) is not int or value < 1:
-            raise self._wrong(field, "a whole number from 1")
+        if type(value) is not int or not 1 <= value <= most:
+            raise self._wrong(field, f"a whole number from 1 to {most:,}")
         return value
 
     def _wrong(self, field: str, expected: str) -> UserError:
