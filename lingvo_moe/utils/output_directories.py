@@ -19,6 +19,7 @@ def check(flag: str, output: pathlib.Path):
       output: an absolute path.
     """
     _require_name(flag, output)
+    output = _real(output)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with temporary_directories.make(_prefix(output), output.parent):
@@ -58,6 +59,7 @@ def atomic_directory(output: pathlib.Path, check_files: Callable[[pathlib.Path],
     Raises:
       OSError: there cannot be a directory of this name; the old one is where it was.
     """
+    output = _real(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     with temporary_directories.make(_prefix(output), output.parent) as complete:
         yield complete
@@ -82,7 +84,7 @@ def recover(flag: str, output: pathlib.Path, check_files: Callable[[pathlib.Path
       UserError: of `check_files`, or there can be no directory of this name.
     """
     _require_name(flag, output)
-    _recover(output, check_files)
+    _recover(_real(output), check_files)
 
 
 def _recover(output: pathlib.Path, check_files: Callable[[pathlib.Path], None]):
@@ -97,6 +99,11 @@ def _recover(output: pathlib.Path, check_files: Callable[[pathlib.Path], None]):
             replaced.rename(deleted / replaced.name)
     else:
         replaced.rename(output)
+
+
+def _real(output: pathlib.Path) -> pathlib.Path:
+    """Returns the path without links: what a link names is replaced, which may be on another disk, not the link."""
+    return pathlib.Path(os.path.realpath(output))
 
 
 def _is_there(path: pathlib.Path) -> bool:

@@ -104,6 +104,20 @@ def test_where_no_directory_can_be_made_is_known_before_the_work(tmp_path, outpu
     assert list((tmp_path / "new").iterdir()) == []
 
 
+def test_what_a_link_names_is_replaced(tmp_path):
+    """It may be on another disk; the link stays, also one to a directory that is not there yet."""
+    (tmp_path / "disk").mkdir()
+    output = tmp_path / "output"
+    output.symlink_to("disk/output")
+    for text in ("old", "new"):
+        output_directories.check("--output", output)
+        output_directories.recover("--output", output, only_old)
+        with output_directories.atomic_directory(output, only_old) as complete:
+            make(complete, text)
+        assert output.is_symlink() and (tmp_path / "disk" / "output" / "a").read_text() == text
+        assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b", "disk", "output", "output"]
+
+
 def test_a_directory_of_other_files_is_kept(tmp_path):
     """It has the name of a temporary one by chance."""
     mine = make(tmp_path / ".output.replaced", "mine")
