@@ -195,6 +195,7 @@ def test_no_language_of_the_model_is_an_error(data):
         (("eng", "deu"), ("", ""), True, {"de": {"source": "eng", "target": "deu"}}, ("fr",)),
         (("en", "de"), ("en", "corpus"), True, {"de": {"source": "en", "target": "de"}}, ("fr",)),
         (("und", "und"), ("und", "und"), False, {"de": {}, "fr": {}}, ()),
+        (("en", "und"), ("en", "corpus"), True, {"de": {"source": "en"}, "fr": {"source": "en"}}, ()),
         (("und", "und"), ("en", "de"), True, {"de": {"source": "en", "target": "de"}}, ("fr",)),
     ],
 )

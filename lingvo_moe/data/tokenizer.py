@@ -44,7 +44,7 @@ SPECIAL_IDS = {"pad": 0, "eos": 1, "bos": 2, "unk": 3}
 MANIFEST = "tokenizer.json"
 SIDES = ("source", "target")
 OF_CORPUS = "corpus"  # in the place of a language: that of each pair, by its label in the corpus
-UNKNOWN_LANGUAGE = "und"  # ISO 639-3
+UNKNOWN_LANGUAGE = "und"  # ISO 639-3; the `own_language` of a model that does not say which it is
 _LINE_OR_COLUMN_END = re.compile("[\t-\r\x1c-\x1e\x85\u2028\u2029]")
 _MAX_MODEL = 2**28  # bytes, of a decompressed model
 _MOST_SHOWN = 8  # languages in a message
@@ -145,7 +145,7 @@ class Tokenizer:
         if language == OF_CORPUS:
             raise UserError(
                 f"{field} is {OF_CORPUS}, the language of each pair of a corpus, but the texts are of no corpus. Pass "
-                f"--set={field}=NAME (`translate` has a flag for it) with one of {_shown(self.language_names)}."
+                f"{_flag(field)}=NAME with one of {_shown(self.language_names)}."
             )
         known = dict(zip(self.language_names, self.languages))
         return dataclasses.replace(self, language=known[language.strip("_")] if language else "")
@@ -163,7 +163,7 @@ class Tokenizer:
         if not language and known:
             raise UserError(
                 f"{field} is empty, but the tokenizers have {names}, of which each text begins with one. Pass "
-                f"--set={field}=NAME (`translate` has a flag for it) with one of {_shown(known)}."
+                f"{_flag(field)}=NAME with one of {_shown(known)}."
             )
         if language and not known:
             raise UserError(f"{field} is {language!r}, but the tokenizers have no languages; leave it out.")
@@ -295,6 +295,11 @@ class Tokenizers:
                     f"is {size}. Pass --set model.{side}_vocabulary={pieces}, or train a smaller tokenizer."
                 )
         return tokenizers
+
+
+def _flag(field: str) -> str:
+    """Returns the flag that sets a hyperparameter of `input` that names a language."""
+    return f"--{field.rpartition('.')[2]}"
 
 
 def _shown(languages: Iterable[str]) -> str:

@@ -285,7 +285,7 @@ def test_languages_have_one_or_another_form(multilingual):
         ("", "f is empty, but the tokenizers have 3 languages, .* with one of deu_Latn, en, fra_Latn"),
         ("fra_Latin", "f is 'fra_Latin', which is none of the 3 languages .* Did you mean fra_Latn"),
         ("<s>", "f is '<s>', which is none of"),
-        ("corpus", "f is corpus, the language of each pair of a corpus, but the texts are of no corpus. Pass --set=f"),
+        ("corpus", "f is corpus, the language of each pair of a corpus, but the texts are of no corpus. Pass --f=NA"),
     ],
 )
 def test_an_unknown_language_is_an_error(multilingual, language, message):

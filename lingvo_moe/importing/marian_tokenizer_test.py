@@ -46,6 +46,7 @@ def test_both_sides_have_the_ids_of_one_vocabulary(marian, tmp_path):
     longest = max(only_source, key=len)
     assert loaded.target.decode([[loaded.source.all_pieces.index(longest)]]) == [longest.replace("▁", " ").strip()]
     german = loaded.in_languages({"source": "de", "target": ""})
+    assert loaded.in_languages({"source": "corpus", "target": "en"}) == german
     assert (german.source.language, german.target.language, german.target.language_id) == ("de", "en", None)
     with pytest.raises(UserError, match="input.source_language is 'fr', but the tokenizer is of 'de' alone; leave it"):
         loaded.in_languages({"source": "fr"})
