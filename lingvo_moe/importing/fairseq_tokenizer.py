@@ -58,7 +58,7 @@ def convert(directory: pathlib.Path, name: str) -> Tokenizer:
     ours = [by_id.get(number) or piece(f"<unused {number}>", "UNUSED") for number in range(max(by_id) + 1)] + missing
     if twice := [text for text, count in collections.Counter(each.piece for each in ours).items() if count > 1]:
         raise UserError(f"{name}: {twice[0]!r} is a piece of {_PIECES} and a token of the JSON files; copy them again.")
-    tokenizer = Tokenizer(sentencepiece_models.with_pieces(model, ours))
+    tokenizer = Tokenizer(sentencepiece_models.with_pieces(model, ours, directory / _PIECES, name))
     tokenizer.check(directory / _PIECES)
     if not tokenizer.languages:
         raise UserError(f"{name}: its tokenizer has no languages; expected that of M2M-100, NLLB-200 or NLLB-MoE.")

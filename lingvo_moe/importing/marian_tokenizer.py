@@ -27,7 +27,7 @@ _VOCABULARY, _CONFIG = "vocab.json", "tokenizer_config.json"
 _FILES = {"source": "source.spm", "target": "target.spm"}
 _FIRST = {NAMES["eos"]: 0, NAMES["unk"]: 1}
 _OF_TARGET = re.compile(">>.*<<")  # a piece that begins sources, and says what to translate into
-_LANGUAGE = re.compile("[a-z]{2,3}(?:_[A-Za-z]+)?")
+_LANGUAGE = re.compile("[a-z]{2,3}(?:_[A-Za-z]{2,8})?")
 _PENALTY = 10.0  # how much less the score of an unknown character is than the least of a piece, in SentencePiece
 
 
@@ -80,7 +80,7 @@ def _of_side(file: pathlib.Path, texts: list[str], language: str, name: str) -> 
     ours = [special.get(number) or pieces.get(text) or of_other_side(text) for number, text in enumerate(texts)]
     if not any(text in pieces for text in texts):
         raise UserError(f"{name}: {file.name} and {_VOCABULARY} have no piece in common; copy the files again.")
-    tokenizer = Tokenizer(sentencepiece_models.with_pieces(model, ours), own_language=language)
+    tokenizer = Tokenizer(sentencepiece_models.with_pieces(model, ours, file, name), own_language=language)
     tokenizer.check(file)
     return tokenizer
 

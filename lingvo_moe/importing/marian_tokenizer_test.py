@@ -57,7 +57,10 @@ def pieces_of(path) -> list[str]:
     return [model.id_to_piece(number) for number in range(model.vocab_size())]
 
 
-@pytest.mark.parametrize("config", [None, {}, {"source_lang": 3, "target_lang": "../x"}])
+@pytest.mark.parametrize(
+    "config",
+    [None, {}, {"source_lang": 3, "target_lang": "../x"}, {"source_lang": "de_" + "x" * 10_000, "target_lang": "DE"}],
+)
 def test_texts_are_of_an_unknown_language_if_nothing_names_it(marian, config):
     """Then lines in English are not copied, as they would be by a model into English."""
     (marian / CONFIG).unlink()
@@ -106,6 +109,10 @@ def renamed(text: str):
         (edited(lambda ids: ids.update({"</s>": "0"})), "vocab.json does not number </s>, <unk>, then the pieces"),
         (lambda d: (d / VOCABULARY).write_text('{"</s>": 0, "<unk>": 1, "<pad>": 2}'), "vocab.json does not number"),
         (edited(renamed("a\0b")), "vocab.json has the piece 'a.x00b', which is no text; copy it again"),
+        (
+            edited(renamed("x" * 100_000)),
+            "source.spm with the pieces of the JSON files is no SentencePiece model .*; copy the files again",
+        ),
         (edited(renamed(">>fra<<")), "vocab.json has '>>fra<<', so the model translates into several languages; only"),
     ],
 )

@@ -67,12 +67,24 @@ def special_pieces() -> dict[int, Any]:
     return {**pieces, SPECIAL_IDS["unk"]: piece(NAMES["unk"], "UNKNOWN")}
 
 
-def with_pieces(model: Any, pieces: list[Any]) -> bytes:
-    """Returns a model with other pieces, which begin with `special_pieces`."""
+def with_pieces(model: Any, pieces: list[Any], path: pathlib.Path, name: str) -> bytes:
+    """Returns a model with other pieces, which begin with `special_pieces`.
+
+    Raises:
+      UserError: which begins with `name`; SentencePiece refuses the model: a piece is too long, for instance.
+    """
     del model.pieces[:]
     model.pieces.extend(pieces)
     for special, number in SPECIAL_IDS.items():
         setattr(model.trainer_spec, f"{special}_id", number)
         setattr(model.trainer_spec, f"{special}_piece", NAMES[special])
     model.trainer_spec.vocab_size = len(pieces)
-    return model.SerializeToString(deterministic=True)
+    content = model.SerializeToString(deterministic=True)
+    try:
+        sentencepiece.SentencePieceProcessor().LoadFromSerializedProto(content)
+    except RuntimeError as error:
+        raise UserError(
+            f"{name}: {path.name} with the pieces of the JSON files is no SentencePiece model ({error}); copy the "
+            f"files again."
+        ) from None
+    return content
