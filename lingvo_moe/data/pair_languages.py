@@ -128,7 +128,7 @@ class PairLanguages:
         found = {}
         for side, name in self._configured.items():
             own, names = self._own[side], self._tokenizers[side].language_names
-            if side != self._english_side and (own or names and name == OF_CORPUS):
+            if side != self._english_side and (own or (names and name == OF_CORPUS)):
                 found[side] = closest(label, (own,) if own else names)
             elif own or names:
                 found[side] = own or name
