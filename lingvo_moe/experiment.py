@@ -430,6 +430,7 @@ class Experiment:
         """Returns the tree of `Spec`s of the sentences that are translated, or the prompts continued, at a time.
 
         With `search.force_first`, `first_ids` `[B] int32` are the first tokens of their translations.
+
         A language model reads a prompt, bos included, and its continuation in a row of `input.target_length` tokens, of
         which `search.max_length` are for the continuation.
 

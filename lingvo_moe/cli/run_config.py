@@ -97,24 +97,30 @@ class RunConfig(MeshConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CorpusConfig(RunConfig):
-    """The flags of a command that reads a corpus."""
-
-    corpus: str | None = flag(flags.DEFINE_string, None, "directory of tools.build_corpus's output", sets="corpus")
+class LanguagesConfig(RunConfig):
+    """The flags of a command that reads texts which, for an imported model, begin with their language."""
 
     source_language: str | None = flag(
         flags.DEFINE_string,
         None,
-        "to read, for an imported model: fra_Latn of NLLB-200, fr of M2M-100; corpus for that of each pair of --corpus",
+        "to read, for an imported model: fra_Latn of NLLB-200, fr of M2M-100; of a corpus also corpus, for that of "
+        "each pair",
         sets="input.source_language",
     )
     target_language: str | None = flag(
         flags.DEFINE_string,
         None,
-        "to translate into, for an imported model: eng_Latn of NLLB-200, en of M2M-100; corpus for that of each pair "
-        "of --corpus, which is then read from English",
+        "to translate into, for an imported model: eng_Latn of NLLB-200, en of M2M-100; of a corpus also corpus, for "
+        "that of each pair, which is then read from English",
         sets="input.target_language",
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CorpusConfig(LanguagesConfig):
+    """The flags of a command that reads a corpus."""
+
+    corpus: str | None = flag(flags.DEFINE_string, None, "directory of tools.build_corpus's output", sets="corpus")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -172,7 +178,7 @@ class SearchConfig(RunConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TranslateConfig(SearchConfig):
+class TranslateConfig(LanguagesConfig, SearchConfig):
     """The flags of `translate`."""
 
     input: str = flag(
@@ -185,18 +191,6 @@ class TranslateConfig(SearchConfig):
         "-",
         "where to write translations: a file, complete at the end, or - for standard output, as they are made once the "
         "whole input has been read",
-    )
-    source_language: str | None = flag(
-        flags.DEFINE_string,
-        None,
-        "of the input, for an imported model: fra_Latn of NLLB-200, fr of M2M-100",
-        sets="input.source_language",
-    )
-    target_language: str | None = flag(
-        flags.DEFINE_string,
-        None,
-        "to translate into, for an imported model: eng_Latn of NLLB-200, en of M2M-100",
-        sets="input.target_language",
     )
     copy_english: bool = flag(
         flags.DEFINE_boolean,

@@ -178,11 +178,6 @@ class Tokenizer:
         """The texts of all pieces, in the order of their ids."""
         return tuple(map(self._processor.id_to_piece, range(self._processor.vocab_size())))
 
-    @property
-    def num_pieces(self) -> int:
-        """The number of all pieces, unused ones included."""
-        return self._processor.vocab_size()
-
     @functools.cached_property
     def vocabulary_size(self) -> int:
         """The number of pieces, including special ones, without unused ones at the end."""

@@ -144,7 +144,12 @@ def flat_beam_search(
 
     Returns:
       The hypotheses of all sentences.
+
+    Raises:
+      ValueError: `first_ids` without `force_first`, or the reverse.
     """
+    if search.force_first != (first_ids is not None):
+        raise ValueError(f"force_first is {search.force_first}, but first_ids are {first_ids}.")
     beam, batch = _Beam(search, context, first_ids), present.shape[0]
     mask = context.annotate(tf.zeros((batch, search.beam_size, search.cache_length), tf.bool), "BTL")
     beams = {"active": beam.initial(batch), "finished": beam.no_finished(batch), "mask": mask}

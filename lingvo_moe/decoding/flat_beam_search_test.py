@@ -320,6 +320,14 @@ def test_finite_capacity_suffices_for_the_sentences_that_it_is_made_for(theta, s
         assert differs == is_dropped and (is_dropped or np.array_equal(found["ids"][row], alone["ids"][row]))
 
 
+@pytest.mark.parametrize("force_first, first_ids", [(True, None), (False, tf.constant([4]))])
+def test_first_tokens_are_given_if_they_are_forced(force_first, first_ids):
+    """A search without them would begin with any token, and count it as certain."""
+    search = BeamSearch(force_first=force_first)
+    with pytest.raises(ValueError, match=f"force_first is {force_first}, but first_ids are"):
+        flat_beam_search(search, lambda *_: None, {}, tf.constant([True]), Context(), first_ids=first_ids)
+
+
 def test_a_batch_of_empty_rows_is_not_searched():
     """The last batch of a file has empty rows; nobody waits for their hypotheses to end."""
     calls = []

@@ -72,11 +72,13 @@ def describe(directory: pathlib.Path, name: str) -> Described:
     of_model = fields.of_model()
     registered, model, settings = fields.closest(of_model)
     if fields.is_marian:
-        tokenizers: Mapping[str, Tokenizer] = marian_tokenizer.convert(directory, name)
-        rows = marian_tokenizer.rows_of_ids(fields.vocabulary)
+        texts = marian_tokenizer.read_vocabulary(directory, name)
+        special, pieces = marian_tokenizer.special_ids(texts), len(texts)
+        starts = dict.fromkeys(("pad_token_id", "decoder_start_token_id"), special["pad"])
+        fields.check_ids({"eos_token_id": special["eos"], **starts}, marian_tokenizer.VOCABULARY)
+        tokenizers: Mapping[str, Tokenizer] = marian_tokenizer.convert(directory, texts, name)
+        rows, fits = marian_tokenizer.rows_of_ids(texts), pieces == fields.vocabulary
         settings += tuple(f"input.{side}_language={tokenizers[side].own_language}" for side in SIDES)
-        pieces = tokenizers["source"].num_pieces - 1  # ours are one more
-        fits = pieces == fields.vocabulary
     else:
         shared = fairseq_tokenizer.convert(directory, name)
         tokenizers = dict.fromkeys(SIDES, shared)

@@ -64,8 +64,9 @@ class Case:
     @functools.cached_property
     def rows(self) -> list[int]:
         """Their ids, in the order of ours."""
-        vocabulary = self.golden["config"]["vocab_size"]
-        return (fairseq_tokenizer if self.has_languages else marian_tokenizer).rows_of_ids(vocabulary).tolist()
+        if self.has_languages:
+            return fairseq_tokenizer.rows_of_ids(self.golden["config"]["vocab_size"]).tolist()
+        return marian_tokenizer.rows_of_ids(self.golden["tokens"]).tolist()
 
     def ours(self, ids: list[int]) -> list[int]:
         """Our ids of theirs; the first of two."""
@@ -243,8 +244,9 @@ def test_a_model_of_another_kind_is_an_error(directory, changes, message):
         ({"activation_function": "gelu"}, "activation_function 'gelu'; expected one of relu, swish, silu"),
         ({"activation_function": ["swish"]}, "activation_function .'swish'.; expected one of relu, swish, silu"),
         ({"vocab_size": 10**9}, "vocab_size 10+; expected a whole number from 1 to 16,777,216"),
-        ({"decoder_start_token_id": 0}, "decoder_start_token_id 0; expected 162, as vocab_size is 163"),
-        ({"vocab_size": 162, "pad_token_id": 161, "decoder_start_token_id": 161}, "has 163 pieces, .* vocab_size 162"),
+        ({"decoder_start_token_id": 0}, "decoder_start_token_id 0; expected 162, that of vocab.json"),
+        ({"eos_token_id": 7}, "eos_token_id 7; expected 0, that of vocab.json"),
+        ({"vocab_size": 162}, "has 163 pieces, .* vocab_size 162"),
     ],
 )
 def test_a_model_of_marian_that_is_another_kind_is_an_error(tmp_path, changes, message):
@@ -253,6 +255,32 @@ def test_a_model_of_marian_that_is_another_kind_is_an_error(tmp_path, changes, m
     (tmp_path / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(UserError, match=message):
         hugging_face.read(tmp_path, "--input")
+
+
+def test_special_pieces_of_marian_may_have_any_ids(tmp_path):
+    """As in the large models of Opus-MT: each piece has the same embedding and bias as with the usual ids."""
+    hugging_face_models.write(tmp_path / "usual", "marian")
+    hugging_face_models.write(tmp_path / "other", "marian")
+    vocabulary = json.loads((tmp_path / "usual" / "vocab.json").read_text())
+    ids = dict(zip(vocabulary, np.random.default_rng(0).permutation(len(vocabulary)).tolist()))
+    order = np.argsort([ids[text] for text in sorted(vocabulary, key=vocabulary.__getitem__)])
+    weights = load_file(tmp_path / "other" / "model.safetensors")
+    weights["model.shared.weight"] = weights["model.shared.weight"][order]
+    weights["final_logits_bias"] = weights["final_logits_bias"][:, order]
+    save_file(weights, tmp_path / "other" / "model.safetensors")
+    (tmp_path / "other" / "vocab.json").write_text(json.dumps(ids))
+    config = json.loads((tmp_path / "other" / "config.json").read_text())
+    special = {"eos_token_id": ids["</s>"], **dict.fromkeys(("pad_token_id", "decoder_start_token_id"), ids["<pad>"])}
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config | special))
+    usual, other = (hugging_face.read(tmp_path / each, "it") for each in ("usual", "other"))
+    for path in ("embedding/table", "softmax/bias"):
+        of_pieces = [dict(zip(each.tokenizers["source"].all_pieces, each.theta[path])) for each in (usual, other)]
+        assert len(of_pieces[0]) == len(vocabulary) + 1 and of_pieces[0].keys() == of_pieces[1].keys()
+        for piece, value in of_pieces[0].items():
+            np.testing.assert_array_equal(of_pieces[1][piece], value, err_msg=piece)
+    text = "Der Fluss ist kalt."
+    pieces = [each.pieces(each.encode([text])[0]) for each in (usual.tokenizers["source"], other.tokenizers["source"])]
+    assert pieces[0] == pieces[1]
 
 
 def test_a_model_of_marian_may_have_relu_and_tables_of_positions(tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from lingvo_moe.data.tokenizer import SPECIAL_IDS, Tokenizers
+from lingvo_moe.data.tokenizer import SPECIAL_IDS, Tokenizer, Tokenizers
 from lingvo_moe.errors import UserError
 from lingvo_moe.importing import marian_tokenizer, tokenizer_files
 from lingvo_moe.testing import hugging_face_models
@@ -23,23 +23,32 @@ def marian(tmp_path):
     return shutil.copytree(hugging_face_models.TOKENIZERS / "marian", tmp_path / "marian")
 
 
-def test_rows_are_those_of_our_ids():
-    """Of eight: end, unknown, five pieces and padding, with which the decoder begins, too."""
-    end, unknown, padding = 0, 1, 7
-    rows = marian_tokenizer.rows_of_ids(8)
-    assert rows.tolist() == [padding, end, padding, unknown, 4, 5, 6, 2, 3]
-    assert np.array_equal(np.unique(rows), np.arange(8))
+@pytest.mark.parametrize(
+    "texts, expected",
+    [
+        (["</s>", "<unk>", "a", "b", "c", "d", "<pad>"], [6, 0, 6, 1, 2, 3, 4, 5]),
+        (["a", "b", "<unk>", "c", "</s>", "d", "<pad>"], [6, 4, 6, 2, 0, 1, 3, 5]),
+    ],
+)
+def test_rows_are_those_of_our_ids(texts, expected):
+    """Padding, with which the decoder begins, end, padding again, unknown, and the pieces, wherever they are."""
+    rows = marian_tokenizer.rows_of_ids(texts)
+    assert rows.tolist() == expected and np.array_equal(np.unique(rows), np.arange(7))
+
+
+def convert(directory) -> dict[str, Tokenizer]:
+    return marian_tokenizer.convert(directory, marian_tokenizer.read_vocabulary(directory, NAME), NAME)
 
 
 def test_both_sides_have_the_ids_of_one_vocabulary(marian, tmp_path):
     """Pieces that only one side has keep their text in the other, which decodes them; languages are of texts alone."""
-    found = marian_tokenizer.convert(marian, NAME)
+    found = convert(marian)
     tokenizer_files.write(found, tmp_path / "tokenizers", NAME)
     loaded = Tokenizers.load(tmp_path / "tokenizers")
     assert loaded.by_side == found and loaded.is_shared and loaded.source != loaded.target
     vocabulary = json.loads((marian / VOCABULARY).read_text())
     texts = sorted(vocabulary, key=vocabulary.__getitem__)
-    rows = marian_tokenizer.rows_of_ids(len(texts)).tolist()
+    rows = marian_tokenizer.rows_of_ids(texts).tolist()
     assert list(loaded.source.all_pieces[4:]) == [texts[row] for row in rows[4:]]
     assert loaded.source.pieces(SPECIAL_IDS.values()) == ["<pad>", "</s>", "<s>", "<unk>"]
     only_source = set(texts[2:-1]) - set(pieces_of(marian / "target.spm"))
@@ -66,7 +75,7 @@ def test_texts_are_of_an_unknown_language_if_nothing_names_it(marian, config):
     (marian / CONFIG).unlink()
     if config is not None:
         (marian / CONFIG).write_text(json.dumps(config))
-    found = marian_tokenizer.convert(marian, NAME)
+    found = convert(marian)
     assert [tokenizer.own_language for tokenizer in found.values()] == ["und", "und"]
 
 
@@ -77,11 +86,6 @@ def edited(change):
         (directory / VOCABULARY).write_text(json.dumps(ids))
 
     return spoil
-
-
-def swapped(ids: dict[str, int], text: str):
-    """Gives the id of padding, the last one, to another piece."""
-    ids["<pad>"], ids[text] = ids[text], ids["<pad>"]
 
 
 def renamed(text: str):
@@ -98,15 +102,9 @@ def renamed(text: str):
         (lambda d: (d / "target.spm").write_bytes(b"x"), "target.spm is not a complete SentencePiece model; copy it a"),
         (lambda d: (d / VOCABULARY).unlink(), "cannot read vocab.json"),
         (lambda d: (d / VOCABULARY).write_text("[]"), "vocab.json is a list; expected an object"),
-        (
-            edited(lambda ids: swapped(ids, "</s>")),
-            "vocab.json does not number </s>, <unk>, then the pieces and last <pa",
-        ),
-        (
-            edited(lambda ids: ids.update(extra=10**9)),
-            "vocab.json does not number </s>, <unk>, then the pieces and last",
-        ),
-        (edited(lambda ids: ids.update({"</s>": "0"})), "vocab.json does not number </s>, <unk>, then the pieces"),
+        (edited(lambda ids: ids.update({"x": ids.pop("</s>")})), "vocab.json does not number </s>, <unk>, <pad> and"),
+        (edited(lambda ids: ids.update(extra=10**9)), "vocab.json does not number </s>, <unk>, <pad> and pieces from"),
+        (edited(lambda ids: ids.update({"</s>": "0"})), "vocab.json does not number </s>, <unk>, <pad> and"),
         (lambda d: (d / VOCABULARY).write_text('{"</s>": 0, "<unk>": 1, "<pad>": 2}'), "vocab.json does not number"),
         (edited(renamed("a\0b")), "vocab.json has the piece 'a.x00b', which is no text; copy it again"),
         (
@@ -119,4 +117,4 @@ def renamed(text: str):
 def test_damaged_files_are_errors(marian, spoil, message):
     spoil(marian)
     with pytest.raises(UserError, match=f"{NAME}: {message}"):
-        marian_tokenizer.convert(marian, NAME)
+        convert(marian)

@@ -133,14 +133,14 @@ class Fields:
 
     @property
     def vocabulary(self) -> int:
-        """The number of tokens, of which Marian's last is padding, with which the decoder's input begins."""
-        vocabulary = self._count("vocab_size")
-        if self.is_marian:
-            last = {"pad_token_id": vocabulary - 1, "decoder_start_token_id": vocabulary - 1, "eos_token_id": 0}
-            for field, expected in last.items():
-                if self._config.get(field, expected) != expected:
-                    raise self._wrong(field, f"{expected}, as vocab_size is {vocabulary}")
-        return vocabulary
+        """The number of tokens."""
+        return self._count("vocab_size")
+
+    def check_ids(self, ids: Mapping[str, int], file: str):
+        """Raises UserError for another `pad_token_id`, for instance, than that of a file of the tokenizer."""
+        for field, expected in ids.items():
+            if self._config.get(field, expected) != expected:
+                raise self._wrong(field, f"{expected}, that of {file}")
 
     def _layers(self) -> dict[str, Any]:
         """Which feed-forward layers there are."""

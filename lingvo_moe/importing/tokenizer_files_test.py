@@ -15,7 +15,7 @@ NAME = "--input=model"
 def imported(model: str) -> dict[str, Tokenizer]:
     directory = hugging_face_models.TOKENIZERS / model
     if model == "marian":
-        return marian_tokenizer.convert(directory, NAME)
+        return marian_tokenizer.convert(directory, marian_tokenizer.read_vocabulary(directory, NAME), NAME)
     return dict.fromkeys(SIDES, fairseq_tokenizer.convert(directory, NAME))
 
 

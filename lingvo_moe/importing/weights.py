@@ -81,6 +81,7 @@ class Place:
         if self.rows is None:
             part[:] = tensor.T.reshape(part.shape)
         else:
+            # Without a copy of the table; -1 is its last row, until the next line.
             np.take(tensor.reshape(-1, *part.shape[1:]), self.rows, axis=0, out=part, mode="wrap")
             part[self.rows < 0] = _NO_TOKEN
         if self.scale != 1.0:

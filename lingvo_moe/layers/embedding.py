@@ -65,7 +65,7 @@ def sinusoids(positions: tf.Tensor, model_dim: int, wavelengths: str = TENSOR2TE
       `[B, T, M] float32`.
     """
     half = model_dim // 2
-    intervals = half - 1 if wavelengths == TENSOR2TENSOR else half
+    intervals = {TENSOR2TENSOR: half - 1, PAPER: half}[wavelengths]
     frequencies = tf.exp(tf.range(half, dtype=tf.float32) * (-math.log(_LONGEST_WAVE) / max(intervals, 1)))
     angles = tf.cast(positions, tf.float32)[..., None] * frequencies
     waves = tf.concat([tf.sin(angles), tf.cos(angles)], axis=-1)
