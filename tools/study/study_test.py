@@ -93,7 +93,8 @@ def test_a_study_that_is_killed_goes_on_and_is_finished_once(corpus, tmp_path):
     start(wait=True)
     output = log.read_text(encoding="utf-8")
     assert f"resuming from step {saved} " in output
-    assert re.findall(r"-m lingvo_moe (\w+)", output) == ["train", "train", "eval", "translate"]
+    # Only lines of commands: training that ends during an evaluation advises `python -m lingvo_moe eval`.
+    assert re.findall(r"^\$ .*-m lingvo_moe (\w+)", output, re.MULTILINE) == ["train", "train", "eval", "translate"]
     made = ticks.read(logdir)
     kept = [tick for tick in killed if tick.step <= saved]
     # The tick of a step is written after its evaluation, and its checkpoint may be complete before.
