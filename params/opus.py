@@ -1,4 +1,4 @@
-"""Opus-MT: public translators from one language, or several, into one (Tiedemann and Thottingal 2020).
+"""Opus-MT: public translators from one language or several into one or several (Tiedemann and Thottingal 2020).
 
 They were trained with Marian. Their weights are imported, see docs/imported_models.md. Dimensions are those of the
 published configurations; dropout, label smoothing and the learning rate are for fine-tuning. The vocabulary is that of

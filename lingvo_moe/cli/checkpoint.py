@@ -272,8 +272,8 @@ def _from_directory(config: CheckpointConfig, directory: pathlib.Path):
     tools.save_imported(logdir, found.name, tools.FileWeights(0, found.theta, readers), origin, write_others)
     source, target = (found.tokenizers[side] for side in SIDES)
     if source.languages:
-        languages = f"{counted(len(source.languages), 'language')}; `translate` takes --source_language and "
-        languages += "--target_language"
+        named = "" if source.names_target else "--source_language and "
+        languages = f"{counted(len(source.languages), 'language')}; `translate` takes {named}--target_language"
     else:
         languages = f"{source.own_language} and {target.own_language}"
     _logger.info("%s: weights of %s, and tokenizers of %s.", logdir, found.name, languages)

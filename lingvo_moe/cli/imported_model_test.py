@@ -90,6 +90,32 @@ def test_a_translator_of_one_pair_of_languages_needs_no_flags(tmp_path, lines, c
     assert "input.source_language is 'fr', but the tokenizer is of 'en' alone; leave" in capsys.readouterr().err
 
 
+def test_a_translator_into_several_languages_needs_the_one_to_translate_into(tmp_path, lines, data: Data, capsys):
+    """The source begins with it; pairs of a corpus are read from English into those languages that the model has."""
+    hugging_face_models.write(tmp_path / "model", "marian")
+    vocabulary = tmp_path / "model" / "vocab.json"
+    texts = sorted(ids := json.loads(vocabulary.read_text()), key=ids.__getitem__)
+    texts[5], texts[7] = ">>fra<<", ">>por<<"
+    vocabulary.write_text(json.dumps({text: number for number, text in enumerate(texts)}))
+    logdir = f"--logdir={tmp_path / 'log'}"
+    assert _run("checkpoint", "convert", f"--input={tmp_path / 'model'}", logdir) == 0
+    assert "tokenizers of 2 languages; `translate` takes --target_language." in capsys.readouterr().err
+    found = []
+    for language in ("fra", "por"):
+        assert _run("translate", logdir, *_FAST, f"--target_language={language}", lines) == 0
+        found.append(capsys.readouterr().out.splitlines())
+    assert found[0][0] != found[1][0] != "" and found[0][1:] == found[1][1:] == ["", "1.234,5"]
+    assert _run("translate", logdir, *_FAST, lines) == 2
+    assert "input.target_language is empty, but the tokenizers have 2 languages, of which each source begins with " in (
+        capsys.readouterr().err
+    )
+    evaluate = ("eval", logdir, *_FAST, "--target_language=corpus", f"--corpus={data.corpus}", "--max_pairs=3")
+    assert _run(*evaluate, "--set=input.batch_size=2") == 0
+    printed = capsys.readouterr()
+    assert "the model has none of the languages de; their pairs are left out" in printed.err
+    assert re.search("(?m)^fr ", printed.out) and not re.search("(?m)^de ", printed.out)
+
+
 def test_it_is_inspected_and_verified_like_others(imported, capsys):
     """The origin is shown."""
     assert _run("checkpoint", "inspect", f"--logdir={imported}", "--grep=norm/bias") == 0
@@ -161,7 +187,7 @@ def test_scores_are_of_the_languages_of_a_corpus(
         ),
         (
             ("translate", "--logdir={log}", *_FAST, "--source_language=german", "--target_language=eng_Latn"),
-            "input.source_language is 'german', which is none of the 202 languages",
+            "input.source_language is 'german', but the tokenizers have 202 languages: ",
         ),
         (
             ("translate", "--logdir={log}", *_FAST, "--source_language=corpus", "--target_language=eng_Latn"),

@@ -98,7 +98,7 @@ class RunConfig(MeshConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LanguagesConfig(RunConfig):
-    """The flags of a command that reads texts which, for an imported model, begin with their language."""
+    """The flags of a command that reads texts which, for an imported model, begin with a language."""
 
     source_language: str | None = flag(
         flags.DEFINE_string,
@@ -110,8 +110,8 @@ class LanguagesConfig(RunConfig):
     target_language: str | None = flag(
         flags.DEFINE_string,
         None,
-        "to translate into, for an imported model: eng_Latn of NLLB-200, en of M2M-100; of a corpus also corpus, for "
-        "that of each pair, which is then read from English",
+        "to translate into, for an imported model: eng_Latn of NLLB-200, en of M2M-100, eng or en of Opus-MT; of a "
+        "corpus also corpus, for that of each pair, which is then read from English",
         sets="input.target_language",
     )
 

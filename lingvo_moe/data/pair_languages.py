@@ -1,4 +1,4 @@
-"""The languages of a corpus's pairs, for models whose texts begin with the piece of their language.
+"""The languages of a corpus's pairs, for models whose texts begin with the piece of a language.
 
 One side of a pair is English, the other is in the language of its label: `de`, `pt_BR`, `zh_Hans`. A model has names of
 its own for these, `deu_Latn`, `por_Latn` and `zho_Hans` of NLLB-200 or `de`, `pt` and `zh` of M2M-100.
@@ -63,6 +63,15 @@ def _closest(label: str, names: tuple[str, ...]) -> str | None:
     return name if distance <= _MOST_DISTANCE else None
 
 
+@functools.cache
+def is_group(code: str) -> bool:
+    """Returns whether a code of ISO 639 is of several languages: `zle` of the East Slavic ones, `mul` of any."""
+    from langcodes.registry_parser import parse_registry
+
+    scopes = {entry["Subtag"]: entry.get("Scope") for entry in parse_registry() if entry["Type"] == "language"}
+    return scopes.get(code) in ("collection", "special")
+
+
 class PairLanguages:
     """The languages of a corpus's pairs, by the settings `input.source_language` and `input.target_language`.
 
@@ -86,10 +95,18 @@ class PairLanguages:
           UserError: a language that the tokenizers do not have, none where they have some, or `corpus` where they have
             none; or all labels are left out.
         """
-        self._tokenizers, self._what = tokenizers, what
+        self._what = what
         self._configured = {side: name for side, name in config.languages.items() if side in tokenizers}
         for side, name in self._configured.items():
             tokenizers[side].check_language(name, f"input.{side}_language")
+        for tokenizer in tokenizers.values():
+            tokenizer.check_translation(config.target_language, "input.target_language")
+        # By the side whose language their pieces name, and the side whose texts begin with these.
+        self._named = {
+            "target" if tokenizer.names_target else side: (side, tokenizer)
+            for side, tokenizer in tokenizers.items()
+            if tokenizer.languages
+        }
         own = {side: _own_language(tokenizers[side], name) for side, name in self._configured.items()}
         self.from_english = self._configured.get("target") == OF_CORPUS or not is_english(own.get("target", ""))
         self._own, self._english_side = own, "source" if self.from_english else "target"
@@ -127,7 +144,8 @@ class PairLanguages:
         """Returns the names of the languages of a pair by side; None for one that the model lacks."""
         found = {}
         for side, name in self._configured.items():
-            own, names = self._own[side], self._tokenizers[side].language_names
+            own = self._own[side]
+            names = self._named[side][1].language_names if side in self._named else ()
             if side != self._english_side and (own or (names and name == OF_CORPUS)):
                 found[side] = closest(label, (own,) if own else names)
             elif own or names:
@@ -140,11 +158,8 @@ class PairLanguages:
         Raises:
           KeyError: the label is left out.
         """
-        return {
-            side: self._tokenizers[side].id_of_language(name)
-            for side, name in self.by_label[label].items()
-            if self._tokenizers[side].languages
-        }
+        names = self.by_label[label]
+        return {begun: tokenizer.id_of_language(names[side]) for side, (begun, tokenizer) in self._named.items()}
 
     def source_and_target(self, text: str, english: str) -> tuple[str, str]:
         """Returns (source, target) of a pair: a text in the language of its label, and its English."""

@@ -208,6 +208,35 @@ def test_tokenizers_of_one_language_read_its_pairs_alone(data, own, configured, 
     assert found.first_ids("de") == {}
 
 
+@pytest.mark.parametrize(
+    "configured, by_label, first_ids",
+    [
+        (("", "corpus"), {"de": {"target": "deu_Latn"}, "ko": {"target": "kor_Hang"}}, {"de": 5, "ko": 6}),
+        (("", "kor_Hang"), {"ko": {"target": "kor_Hang"}}, {"ko": 6}),
+        (("", "eng_Latn"), {label: {"target": "eng_Latn"} for label in ("de", "ko", "br")}, {"de": 4, "br": 4}),
+    ],
+)
+def test_a_source_begins_with_the_language_of_its_pairs_translation(data, configured, by_label, first_ids):
+    """Where its pieces name that, and not its own: from English, or from any language into English."""
+    loaded = Tokenizers.load(data.tokenizers)
+    source = Tokenizer(loaded.source.model, own_language="und", names_target=True)
+    tokenizers = {"source": source, "target": _OneLanguage(loaded.target.model, own_language="und")}
+    found = PairLanguages(_config(*configured), tokenizers, ["de", "ko", "br"], "it")
+    assert found.from_english == (configured[1] != "eng_Latn") and found.by_label == by_label
+    assert {label: found.first_ids(label) for label in first_ids} == {
+        label: {"source": number} for label, number in first_ids.items()
+    }
+
+
+@pytest.mark.parametrize("target", ["", "fra_Latn"])
+def test_the_language_of_translations_is_one_of_the_sources_pieces(data, target):
+    loaded = Tokenizers.load(data.tokenizers)
+    source = Tokenizer(loaded.source.model, own_language="und", names_target=True)
+    tokenizers = {"source": source, "target": _OneLanguage(loaded.target.model, own_language="und")}
+    with pytest.raises(UserError, match=f"input.target_language is {'empty' if not target else repr(target)}"):
+        PairLanguages(_config("", target), tokenizers, ["de"], "it")
+
+
 class _OneLanguage(Tokenizer):
     """A tokenizer without pieces for languages."""
 

@@ -9,10 +9,12 @@ tokenizer falls back to bytes, so no source text is unknown). `tools.train_token
 
 A model may be compressed (`xz source.model`): a directory without NAME.model may have NAME.model.xz.
 
-A tokenizer of an imported model (`importing`) has pieces for languages, control pieces such as `fra_Latn`. Each text
-begins with that of its language, on both sides, so that one model translates in all directions (Johnson et al. 2017).
+A tokenizer of an imported model (`importing`) may have pieces for languages, control pieces such as `fra_Latn`. Each
+text begins with that of its language, on both sides, so that one model translates in all directions. In other models
+the source begins with the language of the translation (`>>fra<<`, `<2fr>`; Johnson et al. 2017), and nothing tells its
+own: the manifest says so.
 
-Others of imported models are of one language, which they do not write: then the manifest names it.
+Texts without such a piece may be of one language: then the manifest names it.
 
 A trained vocabulary may be smaller than requested, because a small corpus has fewer pieces. A model's vocabulary must
 be at least as large as the tokenizer's; its surplus embeddings are never looked up.
@@ -45,9 +47,12 @@ MANIFEST = "tokenizer.json"
 SIDES = ("source", "target")
 OF_CORPUS = "corpus"  # in the place of a language: that of each pair, by its label in the corpus
 UNKNOWN_LANGUAGE = "und"  # ISO 639-3; the `own_language` of a model that does not say which it is
+# The pieces of NLLB-200, M2M-100, Opus-MT and MADLAD-400: `fra_Latn`, `__fr__`, `>>fra<<`, `<2fr>`.
+_LANGUAGE_PIECE = re.compile("(?:__|>>|<2)?(.*?)(?:__|<<|>)?")
 _LINE_OR_COLUMN_END = re.compile("[\t-\r\x1c-\x1e\x85\u2028\u2029]")
 _MAX_MODEL = 2**28  # bytes, of a decompressed model
 _MOST_SHOWN = 8  # languages in a message
+_TARGET_LANGUAGE = "input.target_language"
 _REMEDY = "train one with `python -m tools.train_tokenizer --corpus=CORPUS --output={}`"
 
 
@@ -64,11 +69,16 @@ class Tokenizer:
       model: the bytes of the model file.
       language: of the texts, which begin with its piece if there is one; empty for none.
       own_language: the only one that it is for, without a piece, or UNKNOWN_LANGUAGE; empty for any.
+      names_target: whether the pieces for languages are for those of translations. It reads sources, and has an
+        `own_language`.
+      translation: the piece that texts begin with, where `names_target`; empty for none.
     """
 
     model: bytes = dataclasses.field(repr=False)
     language: str = ""
     own_language: str = ""
+    names_target: bool = False
+    translation: str = ""
     pad_id = SPECIAL_IDS["pad"]
     eos_id = SPECIAL_IDS["eos"]
     bos_id = SPECIAL_IDS["bos"]
@@ -116,17 +126,21 @@ class Tokenizer:
 
     @property
     def language_id(self) -> int | None:
-        """The id of the piece of `language`; None without one."""
-        return self._processor.piece_to_id(self.language) if self.language in self.languages else None
+        """The id of the piece for a language that texts begin with; None without one."""
+        piece = self.translation if self.names_target else self.language
+        return self._processor.piece_to_id(piece) if piece in self.languages else None
 
     @functools.cached_property
     def language_names(self) -> tuple[str, ...]:
-        """The names of the languages: `fra_Latn`, or `fr` of a piece `__fr__`."""
-        return tuple(piece.strip("_") for piece in self.languages)
+        """The names of the languages that have a piece: `fra_Latn`, or `fr` of a piece `__fr__`."""
+        return tuple(map(_name_of, self.languages))
 
     def id_of_language(self, name: str) -> int:
         """Returns the id of the piece of a language, by its name or that piece."""
-        return self._processor.piece_to_id(self.languages[self.language_names.index(name.strip("_"))])
+        return self._processor.piece_to_id(self._piece_of(name))
+
+    def _piece_of(self, name: str) -> str:
+        return self.languages[self.language_names.index(_name_of(name))]
 
     def in_language(self, language: str, field: str) -> Tokenizer:
         """Returns the tokenizer of texts in a language.
@@ -141,35 +155,58 @@ class Tokenizer:
         self.check_language(language, field)
         if self.own_language:
             is_named = self.own_language == UNKNOWN_LANGUAGE and language not in ("", OF_CORPUS)
-            return dataclasses.replace(self, language=language if is_named else self.own_language)
+            return dataclasses.replace(self, language=_name_of(language) if is_named else self.own_language)
+        return dataclasses.replace(self, language=self._chosen(language, field))
+
+    def into_language(self, language: str, field: str) -> Tokenizer:
+        """Returns the tokenizer of texts that are translated into a language, if it `names_target`.
+
+        Arguments and errors are those of `in_language`.
+        """
+        if not self.names_target:
+            return self
+        self.check_translation(language, field)
+        return dataclasses.replace(self, translation=self._chosen(language, field))
+
+    def _chosen(self, language: str, field: str) -> str:
+        """Returns the piece of a language, which has been checked; empty for none."""
         if language == OF_CORPUS:
             raise UserError(
                 f"{field} is {OF_CORPUS}, the language of each pair of a corpus, but the texts are of no corpus. Pass "
                 f"{_flag(field)}=NAME with one of {_shown(self.language_names)}."
             )
-        known = dict(zip(self.language_names, self.languages))
-        return dataclasses.replace(self, language=known[language.strip("_")] if language else "")
+        return self._piece_of(language) if language else ""
 
     def check_language(self, language: str, field: str):
         """Raises UserError as `in_language`, but for OF_CORPUS only if there are no languages."""
-        known = self.language_names
         if self.own_language:
             if language not in ("", OF_CORPUS, self.own_language) and self.own_language != UNKNOWN_LANGUAGE:
                 raise UserError(
                     f"{field} is {language!r}, but the tokenizer is of {self.own_language!r} alone; leave it out."
                 )
             return
+        self._check_piece(language, field)
+
+    def check_translation(self, language: str, field: str):
+        """Raises UserError as `into_language`, but not for OF_CORPUS."""
+        if self.names_target:
+            self._check_piece(language, field)
+
+    def _check_piece(self, language: str, field: str):
+        """Raises UserError for a language without a piece, or none where there are pieces."""
+        known = self.language_names
         names = counted(len(known), "language")
         if not language and known:
             raise UserError(
-                f"{field} is empty, but the tokenizers have {names}, of which each text begins with one. Pass "
+                f"{field} is empty, but the tokenizers have {names}, of which each "
+                f"{'source' if self.names_target else 'text'} begins with one. Pass "
                 f"{_flag(field)}=NAME with one of {_shown(known)}."
             )
         if language and not known:
             raise UserError(f"{field} is {language!r}, but the tokenizers have no languages; leave it out.")
-        if language not in ("", OF_CORPUS) and language.strip("_") not in known:
+        if language not in ("", OF_CORPUS) and _name_of(language) not in known:
             raise UserError(
-                f"{field} is {language!r}, which is none of the {names} of the tokenizers, {_shown(known)}."
+                f"{field} is {language!r}, but the tokenizers have {names}: {_shown(known)}."
                 f"{did_you_mean(language, known)}"
             )
 
@@ -259,17 +296,26 @@ class Tokenizers:
         return {side: getattr(self, side) for side in SIDES}
 
     def in_languages(self, languages: Mapping[str, str]) -> Tokenizers:
-        """Returns the tokenizers of texts in these languages, by side; see `Tokenizer.in_language`."""
+        """Returns the tokenizers of texts in these languages, by side.
+
+        Raises:
+          UserError: as `Tokenizer.in_language` and `Tokenizer.into_language`.
+        """
         of_sides = {
             side: getattr(self, side).in_language(language, f"input.{side}_language")
             for side, language in languages.items()
         }
-        return dataclasses.replace(self, **of_sides)
+        found = dataclasses.replace(self, **of_sides)
+        if "target" not in languages:
+            return found
+        return dataclasses.replace(found, source=found.source.into_language(languages["target"], _TARGET_LANGUAGE))
 
     def check_languages(self, languages: Mapping[str, str]):
-        """Raises UserError as `Tokenizer.check_language`, of the languages of both sides."""
+        """Raises UserError as `Tokenizer.check_language` and `Tokenizer.check_translation`."""
         for side, language in languages.items():
             getattr(self, side).check_language(language, f"input.{side}_language")
+        if "target" in languages:
+            self.source.check_translation(languages["target"], _TARGET_LANGUAGE)
 
     @classmethod
     def load_for(cls, vocabularies: Mapping[str, int], directory: str | pathlib.Path) -> Tokenizers:
@@ -290,6 +336,12 @@ class Tokenizers:
                     f"is {size}. Pass --set model.{side}_vocabulary={pieces}, or train a smaller tokenizer."
                 )
         return tokenizers
+
+
+def _name_of(piece: str) -> str:
+    """Returns the name of the language of a piece, or of such a name."""
+    found = _LANGUAGE_PIECE.fullmatch(piece)
+    return found[1] if found else piece
 
 
 def _flag(field: str) -> str:
@@ -317,6 +369,9 @@ def read_manifest(directory: pathlib.Path) -> dict[str, Any]:
             safe_paths.check_file_name(entry["file"], f"{path}, field {side}.file")
             if not all(isinstance(text, str) for text in (entry["sha256"], entry.get("language", ""))):
                 raise TypeError(f"the hash or the language of {side} is not a string")
+            names_target = entry.get("names_target", False)
+            if type(names_target) is not bool or names_target > (side == "source" and bool(entry.get("language"))):
+                raise TypeError(f"names_target of {side} is {names_target}; it is for a source with a language")
     except UserError:
         raise
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -328,7 +383,8 @@ def read_manifest(directory: pathlib.Path) -> dict[str, Any]:
 
 def _load_verified(path: pathlib.Path, entry: dict[str, Any]) -> Tokenizer:
     path = _stored(path)
-    tokenizer = Tokenizer(_read_model(path), own_language=entry.get("language", ""))
+    names_target = entry.get("names_target", False)
+    tokenizer = Tokenizer(_read_model(path), own_language=entry.get("language", ""), names_target=names_target)
     if (actual := sha256(tokenizer.model)) != entry["sha256"]:
         raise UserError(
             f"{path} has SHA-256 {actual[:12]}..., but {MANIFEST} expects {entry['sha256'][:12]}...: "

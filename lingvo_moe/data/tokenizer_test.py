@@ -225,6 +225,11 @@ def test_other_special_ids_are_refused(tmp_path):
         '{"source": 1, "target": 2}',
         "\xff",
         '{"source": {"file": "s", "sha256": 1}, "target": {"file": "t", "sha256": ""}}',
+        '{"source": {"file": "s", "sha256": "", "names_target": true}, "target": {"file": "t", "sha256": ""}}',
+        '{"source": {"file": "s", "sha256": ""}, "target": {"file": "t", "sha256": "", "language": "de", '
+        '"names_target": true}}',
+        '{"source": {"file": "s", "sha256": "", "language": "de", "names_target": 1}, '
+        '"target": {"file": "t", "sha256": ""}}',
     ],
 )
 def test_corrupt_manifest_is_refused(copy, text):
@@ -283,8 +288,8 @@ def test_languages_have_one_or_another_form(multilingual):
     "language, message",
     [
         ("", "f is empty, but the tokenizers have 3 languages, .* with one of deu_Latn, en, fra_Latn"),
-        ("fra_Latin", "f is 'fra_Latin', which is none of the 3 languages .* Did you mean fra_Latn"),
-        ("<s>", "f is '<s>', which is none of"),
+        ("fra_Latin", "f is 'fra_Latin', but the tokenizers have 3 languages: deu_Latn, en, .* Did you mean fra_Latn"),
+        ("<s>", "f is '<s>', but the tokenizers have 3 languages"),
         ("corpus", "f is corpus, the language of each pair of a corpus, but the texts are of no corpus. Pass --f=NA"),
     ],
 )

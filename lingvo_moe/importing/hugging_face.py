@@ -78,7 +78,11 @@ def describe(directory: pathlib.Path, name: str) -> Described:
         fields.check_ids({"eos_token_id": special["eos"], **starts}, marian_tokenizer.VOCABULARY)
         tokenizers: Mapping[str, Tokenizer] = marian_tokenizer.convert(directory, texts, name)
         rows, fits = marian_tokenizer.rows_of_ids(texts), pieces == fields.vocabulary
-        settings += tuple(f"input.{side}_language={tokenizers[side].own_language}" for side in SIDES)
+        settings += tuple(
+            f"input.{side}_language={tokenizers[side].own_language}"
+            for side in SIDES
+            if side == "source" or not tokenizers["source"].names_target
+        )
     else:
         shared = fairseq_tokenizer.convert(directory, name)
         tokenizers = dict.fromkeys(SIDES, shared)

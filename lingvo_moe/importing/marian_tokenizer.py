@@ -3,6 +3,7 @@
 Hugging Face's files are two SentencePiece models, source.spm and target.spm, and vocab.json, which numbers the pieces
 of both, with `</s>`, `<unk>` and `<pad>` among them: in older models first and last, in others anywhere. The decoder's
 input begins with `<pad>`. Ours have the special ids of `data.tokenizer`, and then the other pieces in the same order.
+A model that translates into several languages has a piece for each, `>>fra<<`, which begins the source.
 
 A piece that vocab.json lacks is left out. Hugging Face reads it as unknown; here, the text is read in other pieces. A
 character that only the SentencePiece model of the other side has is read as that piece, as there; of several in a row,
@@ -11,6 +12,7 @@ which that model reads as one unknown piece, each is.
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import re
 from collections.abc import Sequence
@@ -18,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from lingvo_moe.data.pair_languages import is_group
 from lingvo_moe.data.tokenizer import SIDES, SPECIAL_IDS, UNKNOWN_LANGUAGE, Tokenizer
 from lingvo_moe.errors import UserError
 from lingvo_moe.importing import sentencepiece_models
@@ -27,7 +30,7 @@ from lingvo_moe.importing.sentencepiece_models import NAMES, piece
 VOCABULARY, _CONFIG = "vocab.json", "tokenizer_config.json"
 _FILES = {"source": "source.spm", "target": "target.spm"}
 _SPECIAL = ("eos", "unk", "pad")
-_OF_TARGET = re.compile(">>.*<<")  # a piece that begins sources, and says what to translate into
+_OF_TARGET = re.compile(">>.+<<")  # a piece that begins sources, and says what to translate into
 _LANGUAGE = re.compile("[a-z]{2,3}(?:_[A-Za-z]{2,8})?")
 _PENALTY = 10.0  # how much less the score of an unknown character is than the least of a piece, in SentencePiece
 
@@ -59,35 +62,44 @@ def convert(directory: pathlib.Path, texts: Sequence[str], name: str) -> dict[st
       name: what messages call it, like `--input=DIR`.
 
     Raises:
-      UserError: a file is missing or corrupt, or the model translates into several languages.
+      UserError: a file is missing or corrupt.
     """
     languages = _languages(directory, name)
-    if several := [text for text in texts if _OF_TARGET.fullmatch(text)]:
-        raise UserError(
-            f"{name}: {VOCABULARY} has {several[0]!r}, so the model translates into several languages; only those "
-            f"into one can be imported."
-        )
     rows: list[int] = rows_of_ids(texts).tolist()
     ours = [texts[row] for row in rows]
-    return {side: _of_side(directory / file, ours, languages[side], name) for side, file in _FILES.items()}
+    has_several = any(map(_OF_TARGET.fullmatch, texts))
+    if has_several:
+        languages["target"] = UNKNOWN_LANGUAGE
+    models = {side: _model_of_side(directory / file, ours, side, name) for side, file in _FILES.items()}
+    found = {side: Tokenizer(model, own_language=languages[side]) for side, model in models.items()}
+    found["source"] = dataclasses.replace(found["source"], names_target=has_several)
+    for side, tokenizer in found.items():
+        tokenizer.check(_FILES[side])
+    return found
 
 
-def _of_side(file: pathlib.Path, texts: Sequence[str], language: str, name: str) -> Tokenizer:
-    """Returns the tokenizer of one side, in which longer pieces that only the other side has are unused."""
+def _model_of_side(file: pathlib.Path, texts: Sequence[str], side: str, name: str) -> bytes:
+    """Returns the model of one side, in which longer pieces that only the other side has are unused.
+
+    So are languages, which begin sources and are never a part of other texts.
+    """
     model = sentencepiece_models.read(file, name)
     pieces = sentencepiece_models.pieces_of(model, file, name)
     special = sentencepiece_models.special_pieces()
     least = min(each.score for each in pieces.values()) - _PENALTY
 
-    def of_other_side(text: str) -> Any:
-        return piece(text, "NORMAL", least) if len(text) == 1 else piece(text, "UNUSED")
+    def converted(number: int, text: str) -> Any:
+        if number in special:
+            return special[number]
+        if _OF_TARGET.fullmatch(text):
+            return piece(text, "CONTROL" if side == "source" else "UNUSED")
+        of_other_side = piece(text, "NORMAL", least) if len(text) == 1 else piece(text, "UNUSED")
+        return pieces.get(text) or of_other_side
 
-    ours = [special.get(number) or pieces.get(text) or of_other_side(text) for number, text in enumerate(texts)]
+    ours = [converted(number, text) for number, text in enumerate(texts)]
     if not any(text in pieces for text in texts):
         raise UserError(f"{name}: {file.name} and {VOCABULARY} have no piece in common; copy the files again.")
-    tokenizer = Tokenizer(sentencepiece_models.with_pieces(model, ours, file, name), own_language=language)
-    tokenizer.check(file)
-    return tokenizer
+    return sentencepiece_models.with_pieces(model, ours, file, name)
 
 
 def read_vocabulary(directory: pathlib.Path, name: str) -> list[str]:
@@ -112,10 +124,12 @@ def read_vocabulary(directory: pathlib.Path, name: str) -> list[str]:
 
 
 def _languages(directory: pathlib.Path, name: str) -> dict[str, str]:
-    """Returns the languages of both sides."""
+    """Returns the languages of both sides; UNKNOWN_LANGUAGE where a side has several."""
     config = read_json(directory / _CONFIG, name) if (directory / _CONFIG).exists() else {}
     found = {side: config.get(f"{side}_lang") for side in SIDES}
-    return {
-        side: language if isinstance(language, str) and _LANGUAGE.fullmatch(language) else UNKNOWN_LANGUAGE
-        for side, language in found.items()
-    }
+    return {side: language if _is_one(language) else UNKNOWN_LANGUAGE for side, language in found.items()}
+
+
+def _is_one(language: Any) -> bool:
+    """Returns whether this is the name of a language, not of a group such as `zle`."""
+    return isinstance(language, str) and bool(_LANGUAGE.fullmatch(language)) and not is_group(language)

@@ -68,7 +68,13 @@ def pieces_of(path) -> list[str]:
 
 @pytest.mark.parametrize(
     "config",
-    [None, {}, {"source_lang": 3, "target_lang": "../x"}, {"source_lang": "de_" + "x" * 10_000, "target_lang": "DE"}],
+    [
+        None,
+        {},
+        {"source_lang": 3, "target_lang": "../x"},
+        {"source_lang": "de_" + "x" * 10_000, "target_lang": "DE"},
+        {"source_lang": "zle", "target_lang": "mul"},  # East Slavic languages, and any
+    ],
 )
 def test_texts_are_of_an_unknown_language_if_nothing_names_it(marian, config):
     """Then lines in English are not copied, as they would be by a model into English."""
@@ -77,6 +83,45 @@ def test_texts_are_of_an_unknown_language_if_nothing_names_it(marian, config):
         (marian / CONFIG).write_text(json.dumps(config))
     found = convert(marian)
     assert [tokenizer.own_language for tokenizer in found.values()] == ["und", "und"]
+
+
+def test_a_source_begins_with_the_language_of_its_translation(marian, tmp_path):
+    """With the ids of Hugging Face's tokenizer. The target's texts have no language, and no source's own is told."""
+    golden = json.loads((hugging_face_models.TOKENIZERS / "marian.json").read_text())["facts"]["with_language"]
+    edited(renamed(golden["language"], golden["id"]))(marian)
+    edited(renamed(">>pt_BR<<", 7))(marian)
+    found = convert(marian)
+    assert [(each.own_language, each.names_target) for each in found.values()] == [("de", True), ("und", False)]
+    assert found["source"].language_names == ("fra", "pt_BR") and not found["target"].languages
+    tokenizer_files.write(found, tmp_path / "tokenizers", NAME)
+    loaded = Tokenizers.load(tmp_path / "tokenizers")
+    assert loaded.by_side == found and loaded.is_shared
+    french = loaded.in_languages({"source": "", "target": "fra"})
+    assert (french.source.language, french.target.language, french.target.language_id) == ("de", "fra", None)
+    assert loaded.in_languages({"source": "de", "target": golden["language"]}) == french
+    rows = marian_tokenizer.rows_of_ids(marian_tokenizer.read_vocabulary(marian, NAME))
+    (ids,) = french.source.encode([golden["text"].removeprefix(golden["language"]).strip()])
+    assert rows[[*ids, SPECIAL_IDS["eos"]]].tolist() == golden["ids"]
+    assert french.source != loaded.in_languages({"source": "", "target": "pt_BR"}).source
+
+
+@pytest.mark.parametrize(
+    "target, message",
+    [
+        ("", "input.target_language is empty, but the tokenizers have 1 language, of which each source begins with on"),
+        ("fr", "input.target_language is 'fr', but the tokenizers have 1 language: fra.*Did you mean fra"),
+        ("corpus", "input.target_language is corpus, .* but the texts are of no corpus. Pass --target_language=NAME w"),
+    ],
+)
+def test_a_translation_needs_a_language_of_the_model(marian, tmp_path, target, message):
+    edited(renamed(">>fra<<"))(marian)
+    tokenizer_files.write(convert(marian), tmp_path / "tokenizers", NAME)
+    loaded = Tokenizers.load(tmp_path / "tokenizers")
+    with pytest.raises(UserError, match=message):
+        loaded.in_languages({"source": "", "target": target})
+    if target != "corpus":
+        with pytest.raises(UserError, match=message):
+            loaded.check_languages({"source": "", "target": target})
 
 
 def edited(change):
@@ -88,9 +133,9 @@ def edited(change):
     return spoil
 
 
-def renamed(text: str):
+def renamed(text: str, number: int = 5):
     def change(ids: dict[str, int]):
-        ids[text] = ids.pop(next(each for each, number in ids.items() if number == 5))
+        ids[text] = ids.pop(next(each for each, other in ids.items() if other == number))
 
     return change
 
@@ -111,7 +156,6 @@ def renamed(text: str):
             edited(renamed("x" * 100_000)),
             "source.spm with the pieces of the JSON files is no SentencePiece model .*; copy the files again",
         ),
-        (edited(renamed(">>fra<<")), "vocab.json has '>>fra<<', so the model translates into several languages; only"),
     ],
 )
 def test_damaged_files_are_errors(marian, spoil, message):

@@ -55,4 +55,5 @@ def _is_own(file: str) -> bool:
 def _entry(file: str, tokenizer: Tokenizer) -> dict[str, Any]:
     """Returns what the manifest says of one side."""
     entry = {"file": file, "sha256": sha256(tokenizer.model), "vocabulary_size": tokenizer.vocabulary_size}
-    return {**entry, "language": tokenizer.own_language} if tokenizer.own_language else entry
+    language = {"language": tokenizer.own_language} if tokenizer.own_language else {}
+    return {**entry, **language, **({"names_target": True} if tokenizer.names_target else {})}

@@ -15,7 +15,8 @@ NAME.json has:
     weights              the shapes of what `save_pretrained` writes, by name
     tied_names           further names of model.shared.weight in the model's own state, which files may have, too
     facts                what the loaded model and tokenizers say of themselves, the ids of languages among it; for
-                         Marian, whether logits, of which all scores are, have final_logits_bias in them
+                         Marian, whether logits, of which all scores are, have final_logits_bias in them, and the
+                         tokens of a source that begins with the language of its translation
     positions            the first rows of the table of positions, which is in no file
     tokens               all tokens of the slow tokenizer, by id
     examples             of each:

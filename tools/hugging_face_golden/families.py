@@ -9,7 +9,9 @@ It shares no code with lingvo_moe. Importing it needs the standard library alone
 from __future__ import annotations
 
 import importlib.util
+import json
 import pathlib
+import tempfile
 from typing import Any
 
 from tools.hugging_face_golden import sentences
@@ -77,6 +79,7 @@ class Marian:
             # Without this package, punctuation is not normalised before SentencePiece reads a text.
             "has_sacremoses": importlib.util.find_spec("sacremoses") is not None,
             "pieces": _pieces(tokenizer),
+            "with_language": _with_language(tokenizer),
         }
 
 
@@ -100,6 +103,19 @@ def _adds_bias(model: Any) -> bool:
         return False
     torch.testing.assert_close(logits, product + model.final_logits_bias)
     return True
+
+
+def _with_language(tokenizer: Any) -> dict:
+    """Returns the ids of a text that names the language to translate into, where a piece is replaced by that name."""
+    language, replaced, text = ">>fra<<", 5, ">>fra<< Der Fluss ist kalt."
+    with tempfile.TemporaryDirectory() as directory:
+        tokenizer.save_pretrained(directory)
+        path = pathlib.Path(directory, "vocab.json")
+        ids = json.loads(path.read_text(encoding="utf-8"))
+        named = {language if number == replaced else piece: number for piece, number in ids.items()}
+        path.write_text(json.dumps(named), encoding="utf-8")
+        own = type(tokenizer).from_pretrained(directory)
+        return {"language": language, "id": replaced, "text": text, "ids": own(text)["input_ids"]}
 
 
 def _pieces(tokenizer: Any) -> dict:
