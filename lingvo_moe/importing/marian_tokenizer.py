@@ -126,10 +126,9 @@ def read_vocabulary(directory: pathlib.Path, name: str) -> list[str]:
 def _languages(directory: pathlib.Path, name: str) -> dict[str, str]:
     """Returns the languages of both sides; UNKNOWN_LANGUAGE where a side has several."""
     config = read_json(directory / _CONFIG, name) if (directory / _CONFIG).exists() else {}
-    found = {side: config.get(f"{side}_lang") for side in SIDES}
-    return {side: language if _is_one(language) else UNKNOWN_LANGUAGE for side, language in found.items()}
+    return {side: _language_of(config.get(f"{side}_lang")) for side in SIDES}
 
 
-def _is_one(language: Any) -> bool:
-    """Returns whether this is the name of a language, not of a group such as `zle`."""
-    return isinstance(language, str) and bool(_LANGUAGE.fullmatch(language)) and not is_group(language)
+def _language_of(name: Any) -> str:
+    is_one = isinstance(name, str) and _LANGUAGE.fullmatch(name) and not is_group(name)
+    return name if is_one else UNKNOWN_LANGUAGE
