@@ -21,7 +21,7 @@ from lingvo_moe.analysis.plan import Plan
 from lingvo_moe.cli import app
 from lingvo_moe.engines.topology import v3_slice
 from lingvo_moe.errors import UserError
-from lingvo_moe.importing import model_config
+from lingvo_moe.importing import hugging_face
 from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.utils import progress
 from lingvo_moe.utils.counts import counted
@@ -60,7 +60,7 @@ _CLUSTERS = {
         ("v5p:2x2x2", "2x4"), ("v6e:4x4", "4x4"),
     ),
 }  # fmt: skip
-_IMPORTED = tuple(f"{family}." for family in model_config.FAMILIES)
+_IMPORTED = tuple(f"{family}." for family in hugging_face.REGISTERED)
 # Where the experts are, on one cluster: by default on one axis across nodes (M4), or on the first of two (hybrid).
 _MESHES = {
     # Experts in four parts, one a node; their hidden dimension, heads and vocabulary inside of a node.

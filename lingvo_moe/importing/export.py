@@ -21,8 +21,7 @@ from jax import numpy as jnp
 
 from lingvo_moe.data.tokenizer import SIDES
 from lingvo_moe.errors import UserError
-from lingvo_moe.importing.hugging_face import Described
-from lingvo_moe.importing.model_config import FAMILIES
+from lingvo_moe.importing.hugging_face import REGISTERED, Described
 from lingvo_moe.importing.model_directory import CONFIG, FILE, INDEX
 from lingvo_moe.importing.weights import Place, Places
 from lingvo_moe.utils import output_directories, progress, tensor_files
@@ -82,9 +81,9 @@ def check(trained: Trained, where: str, like: Described, like_name: str):
       like_name: what messages call the directory, like `--like=DIR`.
     """
     remedy = "name the directory that the model was imported from"
-    if trained.name.partition(".")[0] not in FAMILIES:
+    if trained.name.partition(".")[0] not in REGISTERED:
         raise UserError(
-            f"{where} is of {trained.name}; only the models {', '.join(f'{family}.*' for family in FAMILIES)} have "
+            f"{where} is of {trained.name}; only the models {', '.join(f'{family}.*' for family in REGISTERED)} have "
             f"a form in Hugging Face's format. Without --like, --output=FILE.safetensors writes the weights."
         )
     for field in (*like.fields, *_COMMON_FIELDS):

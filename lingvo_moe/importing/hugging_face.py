@@ -1,4 +1,4 @@
-"""M2M-100, NLLB-200, NLLB-MoE and Opus-MT in Hugging Face's format, as experiments of ours.
+"""Translators in Hugging Face's format as experiments of ours: M2M-100, NLLB-200, NLLB-MoE and Opus-MT.
 
 Their Transformers are ours with biases and another epsilon; those of fairseq with positions that count from 2 and eos
 as the decoder's first token, Marian's post-norm. `Experiment` has settings for these. The registered models of
@@ -14,12 +14,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lingvo_moe.data.tokenizer import SIDES, Tokenizer
+from lingvo_moe import experiment as experiments
+from lingvo_moe import overrides, registry
+from lingvo_moe.data.tokenizer import Tokenizer
 from lingvo_moe.errors import UserError
-from lingvo_moe.importing import fairseq_tokenizer, marian_tokenizer, model_directory, weights
+from lingvo_moe.importing import fairseq_models, marian_models, model_directory, weights
+from lingvo_moe.importing.family import Family
 from lingvo_moe.importing.model_config import Fields
 from lingvo_moe.importing.model_directory import CONFIG
 from lingvo_moe.models.translation import Translation
+
+_FAMILIES: Mapping[str, Family] = {
+    "m2m_100": fairseq_models.Multilingual(),
+    "nllb-moe": fairseq_models.WithExperts(),
+    "marian": marian_models.Marian(),
+}
+# The families of registered models with imported weights.
+REGISTERED = tuple(dict.fromkeys(name for family in _FAMILIES.values() for name in family.registered))
 
 
 class Described(NamedTuple):
@@ -69,33 +80,16 @@ def describe(directory: pathlib.Path, name: str) -> Described:
       UserError: a file is missing or corrupt, or the model is of another kind.
     """
     fields = Fields(model_directory.read_json(directory / CONFIG, name), name)
-    of_model = fields.of_model()
-    registered, model, settings = fields.closest(of_model)
-    if fields.is_marian:
-        texts = marian_tokenizer.read_vocabulary(directory, name)
-        special, pieces = marian_tokenizer.special_ids(texts), len(texts)
-        starts = dict.fromkeys(("pad_token_id", "decoder_start_token_id"), special["pad"])
-        fields.check_ids({"eos_token_id": special["eos"], **starts}, marian_tokenizer.VOCABULARY)
-        tokenizers: Mapping[str, Tokenizer] = marian_tokenizer.convert(directory, texts, name)
-        rows, fits = marian_tokenizer.rows_of_ids(texts), pieces == fields.vocabulary
-        settings += tuple(
-            f"input.{side}_language={tokenizers[side].own_language}"
-            for side in SIDES
-            if side == "source" or not tokenizers["source"].names_target
-        )
-    else:
-        shared = fairseq_tokenizer.convert(directory, name)
-        tokenizers = dict.fromkeys(SIDES, shared)
-        rows = fairseq_tokenizer.rows_of_ids(fields.vocabulary)
-        pieces = shared.vocabulary_size
-        fits = pieces <= fields.vocabulary
-    if not fits:
-        raise UserError(
-            f"{name}: the tokenizer has {pieces} pieces, but {CONFIG} has vocab_size {fields.vocabulary}, so they are "
-            f"of two models; copy the files again."
-        )
-    places = weights.Places(model, fields.kind.names, rows, fields.expert_scale)
-    return Described(registered, settings, model, of_model, places, tokenizers)
+    family = _FAMILIES.get(fields.model_type) if isinstance(fields.model_type, str) else None
+    if family is None:
+        expected = ", ".join(f"{each} ({known.description})" for each, known in _FAMILIES.items())
+        raise UserError(f"{name}: {CONFIG} has model_type {fields.model_type!r}; expected one of {expected}.")
+    fields.require(family.required)
+    of_model = family.model_fields(fields)
+    registered, model, settings = _closest(of_model, family.registered, name)
+    texts = family.texts(directory, fields, name)
+    places = family.places(model, texts.rows, fields)
+    return Described(registered, settings + texts.settings, model, of_model, places, texts.tokenizers)
 
 
 def read(directory: pathlib.Path, name: str) -> Imported:
@@ -112,3 +106,28 @@ def read(directory: pathlib.Path, name: str) -> Imported:
     with model_directory.tensors(directory, name) as tensors:
         theta = weights.read(found.places, tensors, name)
     return Imported(found.name, found.settings, theta, found.tokenizers)
+
+
+def _closest(
+    fields: Mapping[str, Any], families: tuple[str, ...], directory: str
+) -> tuple[str, Translation, tuple[str, ...]]:
+    """Returns the registered model that differs in the fewest fields, its model with these fields, and these.
+
+    One with experts if the fields have some, and one without otherwise. Raises UserError, which begins with the name of
+    the directory, for fields with which there is no model.
+    """
+    found = []
+    for registered in registry.names():
+        if registered.partition(".")[0] in families:
+            model = experiments.unchecked(registered).model
+            changed = {field: value for field, value in fields.items() if getattr(model, field) != value}
+            is_other_kind = bool(model.num_experts) != bool(fields["num_experts"])
+            found.append((is_other_kind, len(changed), registered, changed))
+    *_, name, changed = min(found, key=lambda each: each[:3])
+    settings = tuple(f"model.{field}={overrides.text(value)}" for field, value in changed.items())
+    try:
+        model = experiments.unchecked(name, settings).model
+    except UserError as error:
+        raise UserError(f"{directory}: {CONFIG} is of no model that can be imported: {error}") from None
+    assert isinstance(model, Translation)  # as all of these families
+    return name, model, settings
