@@ -158,8 +158,8 @@ class _Parts:
             is_last = index == len(pattern) - 1
             if isinstance(layer, MixtureOfExperts):
                 yield from self._experts(stack, length, layer, is_last)
-            else:
-                yield self._dense(stack, length, is_last)
+            elif isinstance(layer, DenseFeedForward):
+                yield self._dense(stack, length, layer, is_last)
 
     def _attention(self, name: str, stack: str, count: int, length: int, keys: int) -> Part:
         inputs, attended = Tensor("inputs", "BTM"), Tensor("attended", "BTND")
@@ -189,13 +189,14 @@ class _Parts:
         work = (Work("BNTL", "attention", self._model.attention_dropout > 0), self._residual("BTM"))
         return Part(name, stack, count, sizes, steps, work, saved)
 
-    def _dense(self, stack: str, length: int, is_last: bool) -> Part:
-        hidden = Tensor("hidden", "BTH")
+    def _dense(self, stack: str, length: int, layer: DenseFeedForward, is_last: bool) -> Part:
+        hidden, matrices = Tensor("hidden", "BTH"), 1 + layer.gated
+        projected = Tensor("projected", "BTH", matrices)
         steps = (
-            self._step(Tensor("inputs", "BTM"), Tensor("wi", "MH", 1, True), hidden, "hidden"),
+            self._step(Tensor("inputs", "BTM"), Tensor("wi", "MH", matrices, True), projected, "hidden"),
             self._step(hidden, Tensor("wo", "HM", 1, True), Tensor("outputs", "BTM"), "end" if is_last else "output"),
         )
-        saved = Saved("BTM", "output", self._bytes), Saved("BTH", "hidden", self._bytes)
+        saved = Saved("BTM", "output", self._bytes), Saved("BTH", "hidden", self._bytes, matrices)
         work = self._residual("BTM"), Work("BTH", "activation")
         return Part("feed_forward", stack, 1, self._sizes(length, length), steps, work, saved)
 

@@ -33,10 +33,19 @@ def _forward_flops(config) -> float:
     return total
 
 
-@pytest.mark.parametrize("name", ["dense_lm.Dense64BMesh8x16", "m4.Dense96L", "hybrid_lm.MoE33B8E", "m4.MoE2048E36L"])
-def test_products_have_the_flops_of_a_step(name):
+@pytest.mark.parametrize(
+    "name, settings",
+    [
+        ("dense_lm.Dense64BMesh8x16", []),
+        ("m4.Dense96L", []),
+        ("m4.Dense96L", ["model.layer_pattern=dense:gated=true"]),
+        ("hybrid_lm.MoE33B8E", []),
+        ("m4.MoE2048E36L", []),
+    ],
+)
+def test_products_have_the_flops_of_a_step(name, settings):
     """The backward pass has twice as many. The router's product is 2.6 % of those of 2048 experts."""
-    config = experiment.get(name)
+    config = experiment.get(name, settings)
     assert 3 * _forward_flops(config) == pytest.approx(flops.training_step(config.model, config.input), rel=1e-12)
 
 

@@ -14,6 +14,7 @@ with `--set model.layer_pattern=dense,NAME`:
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -94,7 +95,7 @@ class FeedForward(Protocol):
         ...
 
 
-_ACTIVATIONS = ("relu", "swish")
+_ACTIVATIONS = ("relu", "swish", "gelu")
 FEED_FORWARDS: Registry[type[FeedForward]] = Registry(
     "feed-forward layer", check=lambda what, cls: definitions.check_dataclass(what, cls, FeedForward)
 )
@@ -165,23 +166,29 @@ def feed_forward_weights(layer: FeedForward) -> dict:
 class DenseFeedForward(Layer):
     """`wo . relu(wi . x)` (GShard section 2.2, equation 2's FFN_e for a single expert).
 
+    Gated, it is `wo . (activation(wi . x) * (wi_linear . x))`, of which Shazeer 2020 calls that with gelu GEGLU. The
+    third matrix is as large as the others, so that Shazeer's layers have two thirds of the hidden dimension.
+
     Attributes:
       model_dim: M.
       hidden_dim: H.
-      activation: `relu`, or `swish`, x sigmoid(x), as in the Conformer.
-      biases: whether both projections have a bias.
+      activation: `relu`; `swish`, x sigmoid(x), as in the Conformer; or `gelu` in the approximation by tanh (Hendrycks
+        and Gimpel 2016), as in T5 v1.1.
+      gated: whether the activations are multiplied by a linear projection of the inputs.
+      biases: whether the projections have a bias.
     """
 
     model_dim: int
     hidden_dim: int
     activation: str = "relu"
+    gated: bool = False
     biases: bool = False
 
     def __post_init__(self):
         ranges.check("layer dense: ", self, {"model_dim": COUNT, "hidden_dim": COUNT})
         if self.activation not in _ACTIVATIONS:
             raise UserError(
-                f"layer dense: activation is {self.activation!r}; use {' or '.join(_ACTIVATIONS)}."
+                f"layer dense: activation is {self.activation!r}; use one of {', '.join(_ACTIVATIONS)}."
                 f"{did_you_mean(self.activation, _ACTIVATIONS)}"
             )
 
@@ -198,8 +205,10 @@ class DenseFeedForward(Layer):
     def weights(self) -> dict:
         """See `Layer.weights`."""
         sizes = {"M": self.model_dim, "H": self.hidden_dim}
-        matrices = {"wi": matrix("MH", fan_in="M", **sizes), "wo": matrix("HM", fan_in="H", **sizes)}
-        biases = {"wi_bias": Weight((self.hidden_dim,), "H"), "wo_bias": Weight((self.model_dim,), "M")}
+        inputs = dict.fromkeys(self._input_names, matrix("MH", fan_in="M", **sizes))
+        matrices = {**inputs, "wo": matrix("HM", fan_in="H", **sizes)}
+        biases = {f"{name}_bias": Weight((self.hidden_dim,), "H") for name in inputs}
+        biases["wo_bias"] = Weight((self.model_dim,), "M")
         return {**matrices, **biases} if self.biases else matrices
 
     def __call__(
@@ -207,15 +216,30 @@ class DenseFeedForward(Layer):
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """`[B, T, M]` to (`[B, T, M]`, no metrics); see `FeedForward`."""
         del paddings  # each position is computed by itself
-        hidden = project(inputs, theta["wi"], context, bias=theta.get("wi_bias"))
-        if self.activation == "relu":
-            hidden = relu(hidden, "BTH", context)
-        else:
-            hidden = context.checkpoint_name(hidden, "hidden", "BTH")
-            hidden *= tf.sigmoid(hidden)
+        hidden = self._activated(project(inputs, theta["wi"], context, bias=theta.get("wi_bias")), context)
+        if self.gated:
+            linear = project(inputs, theta["wi_linear"], context, bias=theta.get("wi_linear_bias"))
+            hidden *= context.checkpoint_name(linear, "hidden", "BTH")
         outputs = project(hidden, theta["wo"], context, bias=theta.get("wo_bias"))
         return context.checkpoint_name(outputs, "output", "BTM"), {}
 
     def unstack(self, theta: dict, context: Context) -> dict:
         """See `Layer.unstack`."""
-        return {**theta, **{name: prepare_weight(theta[name], context) for name in ("wi", "wo")}}
+        return {**theta, **{name: prepare_weight(theta[name], context) for name in (*self._input_names, "wo")}}
+
+    @property
+    def _input_names(self) -> tuple[str, ...]:
+        """The matrices that multiply the inputs."""
+        return ("wi", "wi_linear") if self.gated else ("wi",)
+
+    def _activated(self, hidden: tf.Tensor, context: Context) -> tf.Tensor:
+        """The activations of `[B, T, H]`, which are named for the checkpoint policy."""
+        if self.activation == "relu":
+            return relu(hidden, "BTH", context)
+        hidden = context.checkpoint_name(hidden, "hidden", "BTH")
+        return hidden * (tf.sigmoid(hidden) if self.activation == "swish" else _gelu_gate(hidden))
+
+
+def _gelu_gate(inputs: tf.Tensor) -> tf.Tensor:
+    """What GELU multiplies an input by: about the probability that a normal variable is smaller."""
+    return 0.5 * (1.0 + tf.tanh(math.sqrt(2.0 / math.pi) * inputs * (1.0 + 0.044715 * tf.square(inputs))))

@@ -1,13 +1,15 @@
-"""The dense feed-forward layer is two matrix products and an activation, position by position."""
+"""The dense feed-forward layer is its matrix products and an activation, position by position."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 
 import numpy as np
 import pytest
 
+from lingvo_moe import tree
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers.base import Context, Layer, Weight
 from lingvo_moe.layers.feed_forward import (
@@ -26,11 +28,12 @@ from lingvo_moe.testing import harness
 # Relative to the largest element: products over M = 8 and H = 16, summed in another order.
 TOLERANCE = 16 * harness.FLOAT32_ROUNDING
 LAYER = DenseFeedForward(model_dim=8, hidden_dim=16, biases=True)
+GATED = dataclasses.replace(LAYER, activation="gelu", gated=True)
 
 
-def case() -> dict:
+def case(layer: DenseFeedForward = LAYER) -> dict:
     random = np.random.default_rng(0)
-    theta = {name: random.normal(size=weight.shape).astype(np.float32) for name, weight in LAYER.weights().items()}
+    theta = {name: random.normal(size=weight.shape).astype(np.float32) for name, weight in layer.weights().items()}
     return {"theta": theta, "inputs": random.normal(size=(8, 4, 8)).astype(np.float32)}
 
 
@@ -54,22 +57,24 @@ def test_equals_numpy(biases):
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("mesh", ["8", "4x2"])
-def test_partitioned_equals_unpartitioned(mesh):
+@pytest.mark.parametrize("mesh, layer", [("8", LAYER), ("4x2", LAYER), ("4x2", GATED)])
+def test_partitioned_equals_unpartitioned(mesh, layer):
     layout = Layout.of(DeviceMesh.parse(mesh))
-    logical_axes = {f"theta/{name}": weight.logical_axes for name, weight in LAYER.weights().items()}
+    logical_axes = {f"theta/{name}": weight.logical_axes for name, weight in layer.weights().items()}
     logical_axes["inputs"] = "BTM"
     logical_axes |= {f"gradients/{path}": name for path, name in logical_axes.items()} | {"values/outputs": "BTM"}
-    one = harness.run(harness.with_gradients(call()), case())
-    many = harness.run(harness.with_gradients(call(layout)), case(), layout, logical_axes)
+    one = harness.run(harness.with_gradients(call(layer=layer)), case(layer))
+    many = harness.run(harness.with_gradients(call(layout, layer)), case(layer), layout, logical_axes)
     for path, expected in one.items():
         np.testing.assert_allclose(many[path], expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
 
 
 def test_has_2mh_weights():
-    """And biases only where they are asked for: the papers' layers have none."""
+    """And biases only where they are asked for: the papers' layers have none. A gate has a third matrix."""
     assert dataclasses.replace(LAYER, biases=False).num_weights() == 2 * 8 * 16
     assert LAYER.num_weights() == 2 * 8 * 16 + 8 + 16
+    assert GATED.num_weights() == 3 * 8 * 16 + 8 + 2 * 16
+    assert GATED.weights()["wi_linear"] == GATED.weights()["wi"]
 
 
 def test_swish_is_x_times_its_sigmoid():
@@ -83,6 +88,41 @@ def test_swish_is_x_times_its_sigmoid():
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
 
 
+GATES = {
+    "relu": lambda x: float(x > 0),
+    "swish": lambda x: 1 / (1 + math.exp(-x)),
+    "gelu": lambda x: (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
+}
+
+
+@pytest.mark.parametrize("activation, biases", [("gelu", False), ("swish", True), ("relu", True)])
+def test_gated_layers_multiply_activations_by_a_linear_projection(activation, biases):
+    """Shazeer 2020, equation 6, element by element; chosen as in a layer pattern."""
+    choice = f"dense:activation={activation}:gated=true"
+    layer = make_feed_forward(choice, {"model_dim": 8, "hidden_dim": 16, "biases": biases})
+    assert isinstance(layer, DenseFeedForward)
+    given = case(layer)
+    theta = {name: weight.astype(np.float64) for name, weight in given["theta"].items()}
+    expected = np.zeros(given["inputs"].shape) + theta.get("wo_bias", 0.0)
+    for index in np.ndindex(given["inputs"].shape[:2]):
+        vector = given["inputs"][index].astype(np.float64)
+        for h in range(16):
+            hidden = vector @ theta["wi"][:, h] + (theta["wi_bias"][h] if biases else 0.0)
+            linear = vector @ theta["wi_linear"][:, h] + (theta["wi_linear_bias"][h] if biases else 0.0)
+            expected[index] += hidden * GATES[activation](hidden) * linear * theta["wo"][h]
+    found = call(layer=layer)(tree.map_leaves(tf.constant, given))["outputs"]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+
+
+def test_every_matrix_of_a_gated_layer_is_prepared_for_decoding(monkeypatch):
+    """Of stacked layers, as for a CPU, which multiplies by transposed ones."""
+    monkeypatch.setattr("lingvo_moe.ops.projection.LARGE", 1)
+    stacked = {name: tf.ones((1, *weight.shape)) for name, weight in GATED.weights().items()}
+    prepared = GATED.unstack(stacked, Context(platform="cpu"))
+    changed = {name for name in stacked if prepared[name] is not stacked[name]}
+    assert changed == {"wi", "wi_linear", "wo"} and prepared.keys() == stacked.keys()
+
+
 @pytest.mark.parametrize("size", [0, -4])
 def test_a_size_out_of_range_is_an_error(size):
     """A layer pattern may set it: `dense:hidden_dim=0`."""
@@ -91,7 +131,7 @@ def test_a_size_out_of_range_is_an_error(size):
 
 
 def test_an_unknown_activation_is_an_error():
-    with pytest.raises(UserError, match="activation is 'swich'; use relu or swish. Did you mean swish"):
+    with pytest.raises(UserError, match="activation is 'swich'; use one of relu, swish, gelu. Did you mean swish"):
         make_feed_forward("dense:activation=swich", {"model_dim": 8, "hidden_dim": 16})
 
 
