@@ -1,4 +1,4 @@
-"""Layer normalisation."""
+"""Layer normalisation, and RMSNorm, which leaves out the mean."""
 
 from __future__ import annotations
 
@@ -35,3 +35,33 @@ class LayerNorm(Layer):
         centred = wide - tf.reduce_mean(wide, axis=-1, keepdims=True)
         variance = tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True)
         return context.cast(centred * tf.math.rsqrt(variance + self.epsilon) * theta["scale"] + theta["bias"])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RMSNorm(Layer):
+    """Divides by the root mean square of the model dimension; learnt scale (Zhang and Sennrich 2019).
+
+    Neither a mean nor a bias moves the vectors. Statistics are float32, as those of `LayerNorm`.
+
+    Attributes:
+      model_dim: M.
+      epsilon: added to the mean square, so that the inputs may all be zero.
+    """
+
+    model_dim: int
+    epsilon: float = LayerNorm.epsilon
+
+    def weights(self) -> dict:
+        """See `Layer.weights`."""
+        return {"scale": Weight((self.model_dim,), "M", mean=1.0, wide=True)}
+
+    def __call__(self, theta: dict, inputs: tf.Tensor, context: Context) -> tf.Tensor:
+        """`[..., M]` to `[..., M]`, of the dtype of activations."""
+        wide = tf.cast(inputs, tf.float32)
+        mean_square = tf.reduce_mean(tf.square(wide), axis=-1, keepdims=True)
+        return context.cast(wide * tf.math.rsqrt(mean_square + self.epsilon) * theta["scale"])
+
+
+# What `model.norm` may name.
+LAYER, RMS = "layer", "rms"
+NORMS: dict[str, type[LayerNorm] | type[RMSNorm]] = {LAYER: LayerNorm, RMS: RMSNorm}

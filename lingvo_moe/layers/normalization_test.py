@@ -1,4 +1,4 @@
-"""Layer normalisation is its formula, in float32 whatever the activations are."""
+"""Layer normalisation and RMSNorm are their formulas, in float32 whatever the activations are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lingvo_moe.layers.base import Context
-from lingvo_moe.layers.normalization import LayerNorm
+from lingvo_moe.layers.normalization import LayerNorm, RMSNorm
 from lingvo_moe.lazy import tf
 from lingvo_moe.testing import harness
 
@@ -52,4 +52,31 @@ def test_bfloat16_inputs_are_normalised_in_float32(theta):
     found = LayerNorm(model_dim=MODEL)(theta, inputs, Context(dtype="bfloat16"))
     assert found.dtype == tf.bfloat16
     wide = expected(tf.cast(inputs, tf.float32).numpy(), theta["scale"].numpy(), theta["bias"].numpy())
+    np.testing.assert_allclose(tf.cast(found, tf.float32), wide, rtol=harness.BFLOAT16_ROUNDING, atol=1e-4)
+
+
+def root_mean_square_norm(inputs: np.ndarray, scale: np.ndarray, epsilon: float) -> np.ndarray:
+    """Row by row, as Zhang and Sennrich (2019) define it, with an epsilon."""
+    rows = inputs.astype(np.float64).reshape(-1, MODEL)
+    normed = [row / np.sqrt(sum(x * x for x in row) / MODEL + epsilon) * scale for row in rows]
+    return np.reshape(normed, inputs.shape)
+
+
+def test_rms_norm_has_neither_mean_nor_bias(theta):
+    """And an epsilon of its own, which is large here."""
+    inputs = np.random.default_rng(1).normal(2.0, 3.0, (2, 3, MODEL)).astype(np.float32)
+    layer, given = RMSNorm(model_dim=MODEL, epsilon=0.5), {"scale": theta["scale"]}
+    assert layer.weights() == {"scale": LayerNorm(model_dim=MODEL).weights()["scale"]}
+    found = layer(given, tf.constant(inputs), Context())
+    wide = root_mean_square_norm(inputs, theta["scale"].numpy(), 0.5)
+    np.testing.assert_allclose(found, wide, rtol=0, atol=TOLERANCE)
+    np.testing.assert_array_equal(layer(given, tf.zeros((1, MODEL)), Context()), np.zeros((1, MODEL)))
+
+
+def test_rms_norm_of_bfloat16_inputs_is_computed_in_float32(theta):
+    """Squares in bfloat16 would be rounded; the only rounding is that of the result."""
+    inputs = tf.cast(np.random.default_rng(2).normal(0.0, 2.0, (8, MODEL)), tf.bfloat16)
+    found = RMSNorm(model_dim=MODEL)({"scale": theta["scale"]}, inputs, Context(dtype="bfloat16"))
+    assert found.dtype == tf.bfloat16
+    wide = root_mean_square_norm(tf.cast(inputs, tf.float32).numpy(), theta["scale"].numpy(), 1e-6)
     np.testing.assert_allclose(tf.cast(found, tf.float32), wide, rtol=harness.BFLOAT16_ROUNDING, atol=1e-4)

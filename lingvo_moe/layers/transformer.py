@@ -8,7 +8,7 @@ from lingvo_moe import tree
 from lingvo_moe.layers.attention import MultiHeadAttention
 from lingvo_moe.layers.base import Context, Layer
 from lingvo_moe.layers.feed_forward import FeedForward, call_feed_forward, feed_forward_weights
-from lingvo_moe.layers.normalization import LayerNorm
+from lingvo_moe.layers.normalization import LAYER, NORMS, LayerNorm, RMSNorm
 from lingvo_moe.layers.pipeline import pipeline
 from lingvo_moe.layers.pipeline_schedule import Schedule
 from lingvo_moe.layers.repeat import repeat
@@ -64,7 +64,8 @@ class TransformerLayer(Layer):
       feed_forward: the feed-forward layer, or what takes its place.
       has_cross_attention: whether the layer also attends to the encoder's outputs.
       residual_dropout: the rate of dropout of each sublayer's outputs.
-      norm_epsilon: of layer normalisation.
+      norm_name: of the normalisation, one of `NORMS`.
+      norm_epsilon: of the normalisation.
       post_norm: whether the sum after each sublayer is normalised (Vaswani et al. 2017, section 3.1), instead of the
         inputs of each sublayer and the outputs of the stack.
     """
@@ -73,13 +74,14 @@ class TransformerLayer(Layer):
     feed_forward: FeedForward
     has_cross_attention: bool = False
     residual_dropout: float = 0.0
+    norm_name: str = LAYER
     norm_epsilon: float = LayerNorm.epsilon
     post_norm: bool = False
 
     @property
-    def norm(self) -> LayerNorm:
-        """The layer normalisation."""
-        return LayerNorm(model_dim=self.attention.model_dim, epsilon=self.norm_epsilon)
+    def norm(self) -> LayerNorm | RMSNorm:
+        """The normalisation of each sublayer, with weights of its own."""
+        return NORMS[self.norm_name](model_dim=self.attention.model_dim, epsilon=self.norm_epsilon)
 
     @property
     def independent_rows(self) -> bool:
@@ -405,7 +407,7 @@ class TransformerStack(Layer):
         return caches
 
     @property
-    def _norm(self) -> LayerNorm:
+    def _norm(self) -> LayerNorm | RMSNorm:
         return self.period[0].norm
 
     @property

@@ -16,6 +16,7 @@ from lingvo_moe.layers.conformer import ConformerLayer
 from lingvo_moe.layers.convolution import ConvolutionModule, Subsampling
 from lingvo_moe.layers.ctc import best_path, ctc_loss
 from lingvo_moe.layers.feed_forward import FeedForward
+from lingvo_moe.layers.normalization import LAYER
 from lingvo_moe.layers.relative_attention import RelativeAttention
 from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.layers.transformer import Masks, TransformerLayer
@@ -58,6 +59,8 @@ class SpeechRecognition(Transformer):
             raise UserError("model.biases is true, but a speech model's projections have none; leave it out.")
         if self.post_norm:
             raise UserError("model.post_norm is true, but a Conformer normalises what sublayers read; leave it out.")
+        if self.norm != LAYER:
+            raise UserError(f"model.norm is {self.norm}, but a Conformer has layer normalisation; leave it out.")
         for name in ("position_offset", "wavelengths"):
             if (value := getattr(self, name)) != getattr(Transformer, name):
                 raise UserError(f"model.{name} is {value}, but a speech model has relative positions; leave it out.")

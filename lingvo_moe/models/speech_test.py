@@ -163,7 +163,9 @@ def test_kernel_of_no_position_is_an_error_when_the_model_is_made():
         dataclasses.replace(MODEL, kernel_size=0)
 
 
-@pytest.mark.parametrize("name, value", [("post_norm", True), ("position_offset", 2), ("wavelengths", "paper")])
+@pytest.mark.parametrize(
+    "name, value", [("post_norm", True), ("norm", "rms"), ("position_offset", 2), ("wavelengths", "paper")]
+)
 def test_settings_of_a_transformer_that_a_conformer_lacks_are_errors(name, value):
     with pytest.raises(UserError, match=f"model.{name} is {str(value).lower()}, but a "):
         dataclasses.replace(MODEL, **{name: value})

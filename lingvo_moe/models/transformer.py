@@ -13,7 +13,7 @@ from lingvo_moe.layers.attention import MultiHeadAttention
 from lingvo_moe.layers.base import Context, Layer
 from lingvo_moe.layers.embedding import TENSOR2TENSOR, Embedding, Softmax, cross_entropy
 from lingvo_moe.layers.feed_forward import FeedForward, make_feed_forward
-from lingvo_moe.layers.normalization import LayerNorm
+from lingvo_moe.layers.normalization import LAYER, LayerNorm
 from lingvo_moe.layers.routers.base import make_router
 from lingvo_moe.layers.sampled_softmax import sampled_cross_entropy
 from lingvo_moe.layers.summaries import magnitude
@@ -60,7 +60,8 @@ class Transformer(Layer):
         for models that have it.
       biases: whether the projections of attention, of feed-forward layers and of experts have biases; GShard's and
         GSPMD's have none.
-      norm_epsilon: added to the variance in layer normalisation.
+      norm: `layer` normalisation, or `rms`, RMSNorm (Zhang and Sennrich 2019), with neither mean nor bias, as in T5.
+      norm_epsilon: added to the variance in layer normalisation, to the mean square in RMSNorm.
       post_norm: whether the sum after each sublayer is normalised, as in Vaswani et al. 2017, instead of the inputs of
         each sublayer and the outputs of the stack.
       position_offset: added to positions before their encoding; fairseq's models count from 2.
@@ -104,6 +105,7 @@ class Transformer(Layer):
     attention_dropout: float = 0.0
     twin_keys: bool = False
     biases: bool = False
+    norm: str = LAYER
     norm_epsilon: float = LayerNorm.epsilon
     post_norm: bool = False
     position_offset: int = 0
@@ -404,6 +406,7 @@ class Transformer(Layer):
             attention=attention,
             feed_forward=feed_forward,
             residual_dropout=self.residual_dropout,
+            norm_name=self.norm,
             norm_epsilon=self.norm_epsilon,
             post_norm=self.post_norm,
             has_cross_attention=has_cross_attention,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.layers.checkpoint_policy import REMAT
 from lingvo_moe.layers.embedding import WAVELENGTHS
+from lingvo_moe.layers.normalization import NORMS
 from lingvo_moe.layers.pipeline_schedule import Schedule
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def check(model: Transformer):
 
 
 def _check_choices(model: Transformer):
-    for field, choices in {"remat": REMAT, "wavelengths": WAVELENGTHS}.items():
+    for field, choices in {"remat": REMAT, "norm": NORMS, "wavelengths": WAVELENGTHS}.items():
         if (value := getattr(model, field)) not in choices:
             raise UserError(
                 f"model.{field} is {value!r}; use one of {', '.join(choices)}.{did_you_mean(value, choices)}"

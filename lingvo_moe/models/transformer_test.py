@@ -126,10 +126,12 @@ def test_sampled_softmax_is_for_training_alone(tied):
     assert trained[0] != trained[1] and abs(trained[0] - trained[1]) < 0.2
 
 
-def test_wavelengths_and_a_bias_for_each_logit_are_checked():
+def test_names_of_choices_and_a_bias_for_each_logit_are_checked():
     """An unknown choice is named; the candidates of a sampled softmax have no biases."""
     with pytest.raises(UserError, match="wavelengths is 'papers'; use one of tensor2tensor, paper. Did you mean pape"):
         dataclasses.replace(MODEL, wavelengths="papers")
+    with pytest.raises(UserError, match="model.norm is 'rmsnorm'; use one of layer, rms. Did you mean rms"):
+        dataclasses.replace(MODEL, norm="rmsnorm")
     with pytest.raises(UserError, match="model.logits_bias needs the whole vocabulary; set model.sampled_softmax=0"):
         dataclasses.replace(MODEL, label_smoothing=0.0, sampled_softmax=8, logits_bias=True)
 
