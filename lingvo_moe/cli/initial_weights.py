@@ -168,6 +168,11 @@ def _with_new_tokenizers(
             f"--initial_tokenizers={old}: {name} has no tied embeddings (model.tied_embeddings), the only ones "
             "that can go to other tokenizers. Leave the flag out, and use the tokenizers of the initial weights."
         )
+    if not getattr(experiment.model, "tied_softmax", True):
+        raise UserError(
+            f"--initial_tokenizers={old}: {name} has a softmax of its own (model.tied_softmax), whose pieces cannot go "
+            "to other tokenizers. Leave the flag out, and use the tokenizers of the initial weights."
+        )
     if getattr(experiment.model, "logits_bias", False):
         raise UserError(
             f"--initial_tokenizers={old}: {name} has a bias for each piece (model.logits_bias), which cannot go to "

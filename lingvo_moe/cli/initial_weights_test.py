@@ -204,10 +204,13 @@ def test_other_tokenizers_need_a_file_a_tied_model_and_room(directory, tmp_path)
     other = overrides.apply(small, [f"tokenizers={directory / 'small'}"])
     (tmp_path / "untied").mkdir()
     of_untied, untied = _numbered_rows(tmp_path / "untied", 302, "model.tied_embeddings=false")
+    (tmp_path / "own").mkdir()
+    of_own, own = _numbered_rows(tmp_path / "own", 302, "model.tied_softmax=false")
     (tmp_path / "biased").mkdir()
     of_biased, biased = _numbered_rows(tmp_path / "biased", 302, "model.logits_bias=true", "model.sampled_softmax=0")
     for changes, given, message in (
         ({"initial_weights": str(of_untied)}, untied, "--initial_tokenizers=.*: m4.Quickstart has no tied embeddings"),
+        ({"initial_weights": str(of_own)}, own, "m4.Quickstart has a softmax of its own .*whose pieces cannot go to"),
         (
             {"initial_weights": str(of_biased)},
             biased,

@@ -69,6 +69,8 @@ class Transformer(Layer):
       logits_bias: whether each logit of the softmax has a bias, as in Marian; not with a sampled softmax.
       tied_embeddings: whether the target's embedding and the softmax share one table (Press and Wolf 2017),
         `embedding/table`. It is the source's embedding, too, where both sides have one vocabulary.
+      tied_softmax: whether tied embeddings include the softmax; if not, it has `softmax/projection` as in T5 v1.1, and
+        source and target share one table. Without tied embeddings it always has, and this has no effect.
       label_smoothing: of the optimised loss; the reported cross-entropy has none.
       sampled_softmax: number of candidates with which training estimates the cross-entropy, see
         `layers.sampled_softmax`; 0 for the whole vocabulary, as in one that has no more. Not with label smoothing.
@@ -112,6 +114,7 @@ class Transformer(Layer):
     wavelengths: str = TENSOR2TENSOR
     logits_bias: bool = False
     tied_embeddings: bool = False
+    tied_softmax: bool = True
     label_smoothing: float = 0.0
     sampled_softmax: int = 0
     activation_dtype: str = "float32"
@@ -223,7 +226,7 @@ class Transformer(Layer):
           path: of the weight.
           lengths: of a row, by side.
         """
-        if path == (f"{_TIED}/table" if self.tied_embeddings else "softmax/projection"):
+        if path == (f"{_TIED}/table" if self._softmax_is_tied else "softmax/projection"):
             vocabulary = self.vocabularies["target"]
             return lengths["target"] * (self.num_candidates or vocabulary) / vocabulary
         if path.endswith("embedding/table"):
@@ -310,7 +313,10 @@ class Transformer(Layer):
 
     @property
     def tied_tables(self) -> dict[str, str]:
-        """The paths of the tables `[V, M]` of tied embeddings; see `protocols.TiedModel`."""
+        """The paths of the tables `[V, M]` of tied embeddings, by side; see `protocols.TiedModel`.
+
+        Whether or not the softmax is tied to them, as both sides may share one.
+        """
         if not self.tied_embeddings:
             return {}
         return {side: f"{self._table(f'{side}_embedding')}/table" for side in self.vocabularies}
@@ -331,7 +337,7 @@ class Transformer(Layer):
 
     def _softmax_theta(self, theta: dict) -> dict:
         """The weights of the softmax; of tied embeddings, their table."""
-        return {**theta.get("softmax", {}), **(theta[_TIED] if self.tied_embeddings else {})}
+        return {**theta.get("softmax", {}), **(theta[_TIED] if self._softmax_is_tied else {})}
 
     def _total(
         self, theta: dict, outputs: tf.Tensor, target: dict, context: Context, *stack_metrics: dict
@@ -373,8 +379,13 @@ class Transformer(Layer):
 
     def _softmax(self, vocabulary: int) -> Softmax:
         return Softmax(
-            vocabulary=vocabulary, model_dim=self.model_dim, is_tied=self.tied_embeddings, bias=self.logits_bias
+            vocabulary=vocabulary, model_dim=self.model_dim, is_tied=self._softmax_is_tied, bias=self.logits_bias
         )
+
+    @property
+    def _softmax_is_tied(self) -> bool:
+        """Whether the target's table stands for the projection of the softmax."""
+        return self.tied_embeddings and self.tied_softmax
 
     @property
     def _softmax_layers(self) -> dict[str, Softmax]:

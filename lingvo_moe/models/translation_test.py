@@ -78,6 +78,29 @@ def test_tied_embeddings_are_one_table():
     np.testing.assert_allclose(gradients[1]["embedding/table"], expected, rtol=1e-4, atol=1e-6)
 
 
+def test_the_softmax_of_tied_embeddings_may_be_its_own():
+    """Source and target share a table that is looked up alone: losses are those of three weights with these values."""
+    model = dataclasses.replace(TIED, tied_softmax=False)
+    assert model.tied_tables == TIED.tied_tables and "softmax/bias" not in tree.flatten(model.weights())
+    assert dataclasses.replace(PLAIN, tied_softmax=False).weights() == PLAIN.weights()
+    weights = theta(model)
+    table, rest = weights["embedding"], {name: weights[name] for name in ("encoder", "decoder", "softmax")}
+    separate = {**rest, "source_embedding": table, "target_embedding": table}
+    for changes, context in ({}, Context()), ({"sampled_softmax": 8}, Context(seed=tf.constant([1, 2]))):
+        losses = [
+            float(dataclasses.replace(each, **changes).loss(*eager(values, copying(0)), context)[0])
+            for each, values in ((model, weights), (PLAIN, separate))
+        ]
+        np.testing.assert_allclose(losses[0], losses[1], rtol=TOLERANCE)
+    lengths = {"source": 10, "target": 7}
+    positions = [model.positions_of(path, lengths) for path in ("embedding/table", "softmax/projection")]
+    assert positions == [0, 7] and TIED.positions_of("embedding/table", lengths) == 7
+
+
+def eager(*trees: dict) -> list[dict]:
+    return [tree.map_leaves(tf.constant, values) for values in trees]
+
+
 @pytest.mark.parametrize("mesh", ["8", "4x2"])
 @pytest.mark.parametrize("model", [TIED, MARIAN], ids=["tied", "marian"])
 def test_tied_embeddings_have_the_same_loss_and_gradient_on_every_mesh(model, mesh):
