@@ -24,6 +24,7 @@ from lingvo_moe.layers.attention import MultiHeadAttention, causal_mask
 from lingvo_moe.layers.base import Context
 from lingvo_moe.layers.feed_forward import DenseFeedForward
 from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
+from lingvo_moe.layers.relative_bias import RelativeBias
 from lingvo_moe.layers.transformer import Masks, TransformerLayer, TransformerStack
 from lingvo_moe.lazy import tf
 from lingvo_moe.program import Program
@@ -45,6 +46,7 @@ _EXPERTS = TransformerLayer(
 # The period of each family's stack, its mesh, and the layouts that annotate all tensors and the papers'.
 FAMILIES = {
     "dense": ((_DENSE,), (4, 2), ("gspmd", "gspmd_few")),
+    "relative": ((_DENSE,), (4, 2), ("gspmd", "gspmd_few")),
     "hybrid": ((_DENSE, _EXPERTS), (4, 2), ("gspmd", "gspmd_few")),
     "moe": ((_EXPERTS,), (8,), ("gshard", "gshard_few")),
 }
@@ -62,7 +64,9 @@ def inputs_of(family: str) -> dict:
 
 
 def _stack(family: str) -> TransformerStack:
-    return TransformerStack(period=FAMILIES[family][0], repeats=2, remat="full")
+    bias = RelativeBias(model_dim=MODEL, num_heads=HEADS, buckets=8, distance=12, bidirectional=False)
+    relative = bias if family == "relative" else None
+    return TransformerStack(period=FAMILIES[family][0], repeats=2, relative_bias=relative, remat="full")
 
 
 @functools.cache  # CPUs and TPUs compile the same program
@@ -130,6 +134,13 @@ def test_an_annotation_less_costs_gathers():
     found = sent(harness.engine(layout).load(lowered("dense", layout)).hlo())
     keys = 4 * (BATCH // 4) * LENGTH * HEADS * HEAD_DIM
     assert found == complete | {("all-gather", 2, 1): complete["all-gather", 2, 1] + 4 * keys}
+
+
+def test_a_relative_bias_costs_the_sums_of_its_gradients():
+    """Over the devices that divide the batch, of each one's heads, in each of two layers; the table is not gathered."""
+    without, found = (on_cpus(family, "gspmd")[1] for family in ("dense", "relative"))
+    gradient = 4 * HEADS // 2 * LENGTH * LENGTH
+    assert found == without | {("all-reduce", 4, 2): without["all-reduce", 4, 2] + 2 * gradient}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -18,6 +18,7 @@ from lingvo_moe.analysis.model_parts import GATE
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.layers.checkpoint_policy import REMAT
+from lingvo_moe.models.translation import Translation
 from lingvo_moe.sharding.layout import AxisRule, DeviceMesh, Layout, mesh_axis_names, rules_text
 
 _MAX_AXES = 3
@@ -169,6 +170,10 @@ def _schedules(
     """Yields (stages, microbatches) for a mesh, the first axis of which has the stages of a pipeline."""
     model = model_parts.model_of(experiment)
     stages, most = (1, _MAX_ACCUMULATED) if pipeline == "none" else (mesh.shape[0], 0)
+    if isinstance(model, Translation) and model.relative_buckets:  # whose bias is no part of a microbatch
+        if pipeline != "none":
+            return
+        most = 1
     if pipeline != "none":
         repeats = model.repeats.values()
         # All devices would store the layers that their number does not divide.

@@ -77,6 +77,13 @@ def test_stacks_of_different_depth_have_pipelines_that_divide_both():
         experiment.get("m4.Small", [*assignments, *candidate.changes(config)])
 
 
+def test_relative_positions_have_no_microbatches():
+    """Their model would refuse the settings of others."""
+    config = experiment.unchecked("m4.Small", ["model.relative_buckets=8"])
+    found = layout_space.candidates(config, Space(8, (config.input.batch_size,), DeviceMesh((4, 2))))
+    assert {(candidate.pipeline, candidate.stages, candidate.microbatches) for candidate in found} == {("none", 1, 1)}
+
+
 def test_what_is_given_does_not_vary():
     """One mesh, one policy, one number of microbatches."""
     _, candidates = sample("hybrid_lm.Small", 8, 500, mesh=DeviceMesh((4, 2)), remats=("full",), microbatches=2)

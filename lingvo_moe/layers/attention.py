@@ -58,11 +58,20 @@ class MultiHeadAttention(Layer):
         return {**theta, **{name: prepare_weight(theta[name], context, each) for name, each in contracted.items()}}
 
     def __call__(
-        self, theta: dict, queries: tf.Tensor, memory: tf.Tensor, mask: tf.Tensor, context: Context
+        self,
+        theta: dict,
+        queries: tf.Tensor,
+        memory: tf.Tensor,
+        mask: tf.Tensor,
+        context: Context,
+        bias: tf.Tensor | None = None,
     ) -> tf.Tensor:
-        """Attends from `queries [B, T, M]` to `memory [B, L, M]` where `mask [B, T, L] bool` is true: `[B, T, M]`."""
+        """Attends from `queries [B, T, M]` to `memory [B, L, M]` where `mask [B, T, L] bool` is true: `[B, T, M]`.
+
+        `bias [N, T, L] float32` is added to the logits, see `relative_bias`; a dimension T of 1 is that of all queries.
+        """
         keys, values = self.keys_values(theta, memory, context)
-        return self.attend(theta, queries, keys, values, mask, context)
+        return self.attend(theta, queries, keys, values, mask, context, bias=bias)
 
     def keys_values(self, theta: dict, memory: tf.Tensor, context: Context) -> tuple[tf.Tensor, tf.Tensor]:
         """`[B, L, M]` to keys and values, each `[B, L, N, D]`."""
@@ -83,6 +92,7 @@ class MultiHeadAttention(Layer):
         mask: tf.Tensor,
         context: Context,
         logical_axes: tuple[str, str] = ("BLND", "BLND"),
+        bias: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """Computes what `__call__` does, from keys and values with these logical axes.
 
@@ -90,7 +100,7 @@ class MultiHeadAttention(Layer):
         """
         key_axes, value_axes = logical_axes
         projected = self._queries(theta, queries, context)
-        logits = self.logits(theta, projected, keys, key_axes, context)
+        logits = _biased(self.logits(theta, projected, keys, key_axes, context), bias)
         drop = functools.partial(context.dropout, rate=self.dropout, key="attention", logical_axes="BNTL")
         attended = attention_mean(logits, mask, values, value_axes, drop, context)
         return context.checkpoint_name(self._outputs(theta, attended, context), "output", "BTM")
@@ -104,6 +114,7 @@ class MultiHeadAttention(Layer):
         mask: tf.Tensor,
         start: tf.Tensor,
         context: Context,
+        bias: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """Attends from `queries [B, K, M]` to a cache and to K new positions, which are not in it yet: `[B, K, M]`.
 
@@ -115,6 +126,7 @@ class MultiHeadAttention(Layer):
           mask: `[B, K, L] bool` over the cache, in which start .. start + K - 1 are the new positions.
           start: scalar; of the cache, the positions before it are read.
           context: of the call.
+          bias: `[N, K, L]` or `[N, 1, L]`, float32, over the same positions as the mask.
         """
         (cached_keys, cached_values), (keys, values) = cached, new
         projected = self._queries(theta, queries, context)
@@ -125,9 +137,10 @@ class MultiHeadAttention(Layer):
             ],
             axis=-1,
         )
-        is_before = tf.range(mask.shape[2]) < start
-        own = tf.gather(mask, start + tf.range(queries.shape[1]), axis=2)
-        seen = tf.concat([tf.logical_and(mask, is_before), own], axis=2)
+        is_before, new_positions = tf.range(mask.shape[2]) < start, start + tf.range(queries.shape[1])
+        seen = tf.concat([tf.logical_and(mask, is_before), tf.gather(mask, new_positions, axis=2)], axis=2)
+        if bias is not None:
+            logits = _biased(logits, tf.concat([bias, tf.gather(bias, new_positions, axis=2)], axis=2))
         attended = cached_attention_mean(logits, seen, cached_values, values, context)
         return context.annotate(self._outputs(theta, attended, context), "BTM")
 
@@ -144,6 +157,11 @@ class MultiHeadAttention(Layer):
         """Products of queries `[B, T, N, D]`, divided by the root of D, and keys: `[B, N, T, L]`."""
         del theta  # positions are in the inputs
         return attention_logits(queries, keys, key_axes, context)
+
+
+def _biased(logits: tf.Tensor, bias: tf.Tensor | None) -> tf.Tensor:
+    """Logits `[B, N, T, L]` with the bias, in its float32: the softmax after it takes that, too."""
+    return logits if bias is None else tf.cast(logits, tf.float32) + bias
 
 
 def segment_mask(query_segments: tf.Tensor, key_segments: tf.Tensor) -> tf.Tensor:

@@ -30,8 +30,10 @@ def tokens_of(*shape: int) -> np.ndarray:
     return np.random.default_rng(1).normal(size=(*shape, MODEL)).astype(np.float32)
 
 
-def by_numpy(theta: dict, queries: np.ndarray, memory: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """softmax(q k^T / sqrt(D)) v, for each sentence, query and head (Vaswani et al. 2017, equation 1)."""
+def by_numpy(
+    theta: dict, queries: np.ndarray, memory: np.ndarray, mask: np.ndarray, biases: np.ndarray | None = None
+) -> np.ndarray:
+    """softmax(q k^T / sqrt(D) + bias) v, for each sentence, query and head (Vaswani et al. 2017, equation 1)."""
 
     def project(name: str, n: int, inputs: np.ndarray) -> np.ndarray:
         return inputs.astype(np.float64) @ theta[name][:, n] + theta.get(f"{name}_bias", np.zeros((HEADS, HEAD)))[n]
@@ -41,6 +43,7 @@ def by_numpy(theta: dict, queries: np.ndarray, memory: np.ndarray, mask: np.ndar
         for n in range(HEADS):
             visible = memory[b][mask[b, t]]
             scores = project("key", n, visible) @ project("query", n, queries[b, t]) / np.sqrt(HEAD)
+            scores += 0 if biases is None else biases[n, t, mask[b, t]]
             shares = np.exp(scores - scores.max())
             outputs[b, t] += shares / shares.sum() @ project("value", n, visible) @ theta["output"][n]
     return outputs
@@ -55,6 +58,19 @@ def attend(
 
 def assert_close(actual: np.ndarray, expected: np.ndarray):
     np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("columns", [3, 1])
+def test_a_bias_is_added_to_the_divided_logits(columns):
+    """Of each head, query and key, or of all queries; hidden keys stay hidden."""
+    random, theta = np.random.default_rng(2), theta_of()
+    queries, memory = tokens_of(2, 3), tokens_of(2, 5)
+    mask, bias = random.random((2, 3, 5)) < 0.6, random.normal(size=(HEADS, columns, 5)).astype(np.float32)
+    mask[..., 0] = True
+    tensors = (tf.constant(given) for given in (queries, memory, mask))
+    found = LAYER(tree.map_leaves(tf.constant, theta), *tensors, Context(), tf.constant(10 * bias)).numpy()
+    biases = np.broadcast_to(10 * bias, (HEADS, 3, 5))
+    assert_close(found, by_numpy(theta, queries, memory, mask, biases))
 
 
 @pytest.mark.parametrize("layer", [LAYER, PLAIN], ids=["biases", "plain"])

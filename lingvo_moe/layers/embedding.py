@@ -20,19 +20,21 @@ WAVELENGTHS = (TENSOR2TENSOR, PAPER)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Embedding(Layer):
-    """A table of one vector per token id.
+    """A table of one vector per token id, and the encoding of positions.
 
     Attributes:
       vocabulary: V, the number of ids.
       model_dim: M, the size of a vector.
       position_offset: added to positions; fairseq counts from 2.
       wavelengths: one of `WAVELENGTHS`, see `sinusoids`.
+      has_positions: whether `sinusoids` are added; not where attention has relative positions.
     """
 
     vocabulary: int
     model_dim: int
     position_offset: int = 0
     wavelengths: str = TENSOR2TENSOR
+    has_positions: bool = True
 
     def weights(self) -> dict:
         """See `Layer.weights`."""
@@ -42,10 +44,12 @@ class Embedding(Layer):
         return {"table": table}
 
     def __call__(self, theta: dict, ids: tf.Tensor, positions: tf.Tensor, context: Context) -> tf.Tensor:
-        """`[B, T] int32` to `[B, T, M]`: the vectors, of unit variance, plus `sinusoids` of the positions."""
+        """`[B, T] int32` to `[B, T, M]`: the vectors, of unit variance, plus any `sinusoids` of the positions."""
         # Whole rows are read, so a replicated table needs no communication and a sharded one an AllReduce of [B, T, M].
         with tf.name_scope("embedding"):
             vectors = tf.gather(theta["table"], ids) * math.sqrt(self.model_dim)
+            if not self.has_positions:
+                return context.cast(vectors)
             waves = sinusoids(positions + self.position_offset, self.model_dim, self.wavelengths)
             return context.cast(vectors + waves)
 

@@ -53,7 +53,7 @@ def pipeline(
       weights: as in `repeat`.
       theta: as in `repeat`, tensors `[R, ...]`.
       inputs: `[B, T, M]`.
-      constants: a tree of tensors `[B, ...]`, as in `repeat`.
+      constants: a tree of tensors, as in `repeat`, but each `[B, ...]`.
       constant_axes: the tree of their logical axes.
       context: of the call.
       schedule: for R repeats.

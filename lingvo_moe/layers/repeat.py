@@ -44,8 +44,8 @@ def repeat(
       weights: the tree of stacked `Weight`s that `theta` holds values for; their logical axes are the slices' sharding.
       theta: tensors `[R, ...]`.
       inputs: `[B, T, M]`.
-      constants: a tree of tensors `[B, ...]` that every repeat reads: masks, and in a decoder the encoder's outputs.
-        Those of a float type get gradients.
+      constants: a tree of tensors that every repeat reads: masks, and in a decoder the encoder's outputs, `[B, ...]`;
+        a bias of all rows. Those of a float type get gradients.
       context: of the call.
       metric_names: the names of the metrics that `body` returns.
       unroll: see the module's docstring.

@@ -11,6 +11,7 @@ from lingvo_moe.layers.feed_forward import FeedForward, call_feed_forward, feed_
 from lingvo_moe.layers.normalization import LAYER, NORMS, LayerNorm, RMSNorm
 from lingvo_moe.layers.pipeline import pipeline
 from lingvo_moe.layers.pipeline_schedule import Schedule
+from lingvo_moe.layers.relative_bias import RelativeBias
 from lingvo_moe.layers.repeat import repeat
 from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.lazy import tf
@@ -27,11 +28,14 @@ class Masks:
       self_attention: `[B, T, T] bool`, or `[B, T, L]` over a cache.
       paddings: `[B, T] bool`.
       cross_attention: `[B, T, L] bool` over the encoder's outputs; None in an encoder.
+      bias: `[N, T, T] float32`, or `[N, 1, L]` over a cache, by which a query sees some keys of `self_attention` more
+        than others; None without relative positions. A stack adds it to the masks that it is given.
     """
 
     self_attention: tf.Tensor
     paddings: tf.Tensor
     cross_attention: tf.Tensor | None = None
+    bias: tf.Tensor | None = None
 
     @property
     def over_memory(self) -> tf.Tensor:
@@ -102,7 +106,7 @@ class TransformerLayer(Layer):
         self, theta: dict, inputs: tf.Tensor, memory: tf.Tensor | None, masks: Masks, context: Context
     ) -> tuple[tf.Tensor, dict]:
         """`[B, T, M]`, and the encoder's outputs `[B, L, M]` for a decoder, to (`[B, T, M]`, metrics)."""
-        outputs = self._attend("self_attention", theta, inputs, None, masks.self_attention, context)
+        outputs = self._attend("self_attention", theta, inputs, None, masks.self_attention, context, masks.bias)
         if self.has_cross_attention:
             outputs = self._attend("cross_attention", theta, outputs, memory, masks.over_memory, context)
         return self._feed_forward(theta, outputs, masks, context)
@@ -138,8 +142,7 @@ class TransformerLayer(Layer):
             new = self.attention.keys_values(of_attention, normed, context)
             written = self._write(new, caches, repeat_index, start, context)
             of_layer = _of_layer(caches, repeat_index), _of_layer(written, repeat_index)
-            mask = masks.self_attention
-            attended = self._attend_to_cache(of_attention, normed, new, of_layer, start, mask, context)
+            attended = self._attend_to_cache(of_attention, normed, new, of_layer, start, masks, context)
             outputs = self._after(of_attention, inputs + attended, context)
         if self.has_cross_attention:
             outputs = self._attend_to_cached_memory(theta, outputs, caches, repeat_index, masks, context)
@@ -164,15 +167,15 @@ class TransformerLayer(Layer):
         new: tuple[tf.Tensor, tf.Tensor],
         caches: tuple[tuple[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]],
         start: tf.Tensor | None,
-        mask: tf.Tensor,
+        masks: Masks,
         context: Context,
     ) -> tf.Tensor:
         """Self-attention in `step`; `caches` are this layer's keys and values before and after `new` is written."""
-        before, (keys, values) = caches
+        (before, (keys, values)), mask, bias = caches, masks.self_attention, masks.bias
         if start is None:
-            return self.attention.attend(theta, normed, *new, mask, context)
+            return self.attention.attend(theta, normed, *new, mask, context, bias=bias)
         if not reads_written_cache(context):
-            return self.attention.attend_cached(theta, normed, before, new, mask, start, context)
+            return self.attention.attend_cached(theta, normed, before, new, mask, start, context, bias)
 
         def attend(positions: int) -> tf.Tensor:
             return self.attention.attend(
@@ -183,6 +186,7 @@ class TransformerLayer(Layer):
                 mask[..., :positions],
                 context,
                 logical_axes=CACHED_AXES,
+                bias=None if bias is None else bias[..., :positions],
             )
 
         return over_written(attend, start + normed.shape[1], keys.shape[-1], context)
@@ -217,13 +221,20 @@ class TransformerLayer(Layer):
         return caches
 
     def _attend(
-        self, name: str, theta: dict, inputs: tf.Tensor, memory: tf.Tensor | None, mask: tf.Tensor, context: Context
+        self,
+        name: str,
+        theta: dict,
+        inputs: tf.Tensor,
+        memory: tf.Tensor | None,
+        mask: tf.Tensor,
+        context: Context,
+        bias: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """The attention sublayer `name`, over `memory`, or over `inputs` themselves where there is none."""
         with tf.name_scope(name):
             normed = self._before(theta[name], inputs, context)
             attended = self.attention(
-                theta[name], normed, normed if memory is None else memory, mask, context.fold(name)
+                theta[name], normed, normed if memory is None else memory, mask, context.fold(name), bias
             )
             return self._after(theta[name], self._add(inputs, attended, name, context), context)
 
@@ -265,12 +276,14 @@ class TransformerStack(Layer):
     Attributes:
       period: the layers of one repeat.
       repeats: R; the stack has R * len(period) layers.
+      relative_bias: of the self-attention of all layers; None for none. Not with a pipeline or microbatches.
       unroll, remat: see `repeat`.
       pipeline, stages, microbatches: see `layers.pipeline_schedule`; by default the whole batch passes at once.
     """
 
     period: tuple[TransformerLayer, ...]
     repeats: int
+    relative_bias: RelativeBias | None = None
     unroll: bool = False
     remat: str = "none"
     pipeline: str = "none"
@@ -290,7 +303,7 @@ class TransformerStack(Layer):
     def weights(self) -> dict:
         """See `Layer.weights`."""
         norm = {} if self._is_normalised else {"norm": self._norm.weights()}
-        return {**self._stacked_weights(), **norm}
+        return {**self._stacked_weights(), **norm, **(self.relative_bias.weights() if self.relative_bias else {})}
 
     def __call__(
         self, theta: dict, inputs: tf.Tensor, memory: tf.Tensor | None, masks: Masks, context: Context
@@ -313,6 +326,7 @@ class TransformerStack(Layer):
                 totals = {name: total + metrics.get(name, 0.0) for name, total in totals.items()}
             return outputs, {name: total / num_declaring[name] for name, total in totals.items()}
 
+        masks = self._with_bias(theta, masks, None, context)
         stacked = {name: theta[name] for name in self._stacked_weights()}
         constants = {"masks": masks.tensors()} | ({} if memory is None else {"memory": memory})
         arguments = body, self._stacked_weights(), stacked, inputs, constants
@@ -339,8 +353,7 @@ class TransformerStack(Layer):
             f"part_{i}": tree.map_leaves(lambda weight, part=part: weight[part], stacked)
             for i, part in enumerate(parts)
         }
-        norm = {} if self._is_normalised else {"norm": theta["norm"]}
-        return {**norm, "parts": of_parts}
+        return {**{name: weight for name, weight in theta.items() if name not in stacked}, "parts": of_parts}
 
     def start(
         self, theta: dict, batch_size: int, cache_length: int, context: Context, memory: tf.Tensor | None = None
@@ -357,7 +370,11 @@ class TransformerStack(Layer):
     def step(
         self, theta: dict, inputs: tf.Tensor, caches: dict, start: tf.Tensor | None, masks: Masks, context: Context
     ) -> tuple[tf.Tensor, dict]:
-        """One decoding step of all layers, see `TransformerLayer.step`; outputs are normalised."""
+        """One decoding step of all layers, see `TransformerLayer.step`; outputs are normalised.
+
+        With a relative bias, each step writes one position of K hypotheses, as all steps before it.
+        """
+        masks = self._with_bias(theta, masks, start, context)
         outputs, caches = inputs, dict(caches)
         for name, part in theta["parts"].items():
             outputs, caches[name] = self._step_part(part, outputs, caches[name], start, masks, context)
@@ -385,6 +402,17 @@ class TransformerStack(Layer):
         return tf.while_loop(
             lambda i, *_: i < repeats, layers, (tf.constant(0), inputs, caches), maximum_iterations=repeats
         )[1:]
+
+    def _with_bias(self, theta: dict, masks: Masks, start: tf.Tensor | None, context: Context) -> Masks:
+        """The masks with the relative bias, if the stack has one; `start` of a step, None for whole sequences."""
+        if not self.relative_bias:
+            return masks
+        _, size, length = masks.self_attention.shape
+        queries, keys = tf.range(size), tf.range(length)
+        if start is not None:
+            # The K hypotheses of a step share a position: cache position s is that of step s // K.
+            queries, keys = (start // size)[None], keys // size
+        return dataclasses.replace(masks, bias=self.relative_bias(theta, queries, keys, context))
 
     def _caches(
         self, theta: dict, batch_size: int, cache_length: int, context: Context, memory: tf.Tensor | None

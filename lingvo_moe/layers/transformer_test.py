@@ -13,6 +13,7 @@ from lingvo_moe.layers.attention import MultiHeadAttention, causal_mask, segment
 from lingvo_moe.layers.base import Context
 from lingvo_moe.layers.feed_forward import DenseFeedForward
 from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
+from lingvo_moe.layers.relative_bias import RelativeBias
 from lingvo_moe.layers.transformer import Masks, TransformerLayer, TransformerStack
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.attention import CACHED_AXES
@@ -223,6 +224,36 @@ def test_the_encoders_outputs_are_projected_as_in_training(platform, monkeypatch
         for cached, logical_axes, projected in zip(of_layer, CACHED_AXES, (keys, values)):
             expected = tf.einsum(f"BLND->{logical_axes}", projected)
             np.testing.assert_allclose(cached, expected, rtol=0, atol=TOLERANCE, err_msg=logical_axes)
+
+
+@pytest.mark.parametrize("platform", ["", "cpu"])
+def test_hypotheses_attend_to_the_distances_of_their_own_positions(platform):
+    """Of two that share a cache, each has the outputs of a sequence of its own: slot s has the position s // 2.
+
+    A cache is read before the new positions are written, or a part of it after that.
+    """
+    size, context = 2, Context(platform=platform)
+    bias = RelativeBias(model_dim=MODEL, num_heads=2, buckets=4, distance=3, bidirectional=False)
+    stack = dataclasses.replace(DENSE_STACK, relative_bias=bias, unroll=False)
+    inputs = inputs_of(stack)
+    sequences = np.random.default_rng(1).normal(size=(BATCH, size, LENGTH, MODEL)).astype(np.float32)
+
+    def stepwise(inputs: dict) -> dict:
+        theta, slots = stack.unstack(inputs["theta"], context), tf.range(LENGTH * size)
+        caches = stack.start(theta, BATCH, LENGTH * size, context, inputs["memory"])
+        outputs, paddings = [], tf.zeros((BATCH, size), tf.bool)
+        for t in range(LENGTH):
+            own = (slots % size == tf.range(size)[:, None]) & (slots // size <= t)
+            of_memory = tf.repeat(masks_of(1).over_memory, size, axis=1)
+            masks = Masks(tf.tile(own[None], (BATCH, 1, 1)), paddings, of_memory)
+            column, caches = stack.step(theta, inputs["inputs"][:, :, t], caches, tf.constant(t * size), masks, context)
+            outputs.append(column)
+        return {"outputs": tf.stack(outputs, axis=2)}
+
+    found = harness.run(stepwise, {**inputs, "inputs": sequences})["outputs"]
+    for k in range(size):
+        whole, _ = call(stack, eager({**inputs, "inputs": sequences[:, k]}))
+        np.testing.assert_allclose(found[:, k], whole, rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("platform", ["", "cpu"])

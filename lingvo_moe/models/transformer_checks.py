@@ -12,6 +12,7 @@ from lingvo_moe.layers.pipeline_schedule import Schedule
 
 if TYPE_CHECKING:
     from lingvo_moe.models.transformer import Transformer
+    from lingvo_moe.models.translation import Translation
 
 
 def check(model: Transformer):
@@ -104,3 +105,32 @@ def _check_pipeline(model: Transformer):
                     f"equal share of the groups. Use a divisor of {groups}, or a multiple of {model.microbatches} "
                     f"groups."
                 )
+
+
+def check_relative_positions(model: Translation):
+    """Raises UserError for fields of relative positions that do not fit each other, or the other fields."""
+    buckets, distance = model.relative_buckets, model.relative_distance
+    if not buckets:
+        return
+    if buckets < 4 or buckets % 2:
+        raise UserError(
+            f"model.relative_buckets is {buckets}; expected an even number from 4 on, as the encoder has half of them "
+            f"for each side of a token, or 0 for sinusoids. T5 has 32."
+        )
+    if distance <= buckets // 2:
+        raise UserError(
+            f"model.relative_distance is {distance}, but half of model.relative_buckets={buckets} are of one distance "
+            f"each; expected more than {buckets // 2}, up to which the other half reaches. T5 has 128."
+        )
+    for field in ("position_offset", "wavelengths"):
+        if (value := getattr(model, field)) != getattr(type(model), field):
+            raise UserError(
+                f"model.{field} is {value}, but with model.relative_buckets={buckets} there are no sinusoids; leave "
+                f"one of the two out."
+            )
+    if model.pipeline != "none" or model.microbatches > 1:
+        raise UserError(
+            f"pipeline={model.pipeline}, microbatches={model.microbatches}: model.relative_buckets is {buckets}, and "
+            f"the bias of relative positions is no part of a microbatch. Use --set model.pipeline=none, model.stages=1 "
+            f"and model.microbatches=1, or --set model.relative_buckets=0."
+        )

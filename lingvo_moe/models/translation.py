@@ -8,11 +8,18 @@ from lingvo_moe import ranges
 from lingvo_moe.errors import UserError
 from lingvo_moe.layers.attention import causal_mask, segment_mask
 from lingvo_moe.layers.base import Context
-from lingvo_moe.layers.transformer import Masks
+from lingvo_moe.layers.embedding import Embedding
+from lingvo_moe.layers.relative_bias import RelativeBias
+from lingvo_moe.layers.transformer import Masks, TransformerStack
 from lingvo_moe.lazy import tf
+from lingvo_moe.models import transformer_checks
 from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.ranges import COUNT_OR_0, SHARE, Range
 
+_RELATIVE_POSITIONS = {
+    "relative_buckets": Range(most=2**10, whole=True),
+    "relative_distance": Range(1, 2**20, whole=True),
+}
 _PART = 4  # decoding has a second form of the encoder, for a quarter of the source's columns
 
 
@@ -28,6 +35,9 @@ class Translation(Transformer):
       word_dropout: the share of the decoder's input tokens that become `unknown_id` in training, so that it must read
         the source (Bowman et al. 2016, section 3.1); for corpora of few different target sentences.
       unknown_id: the target tokenizer's id for what it does not know.
+      relative_buckets: of the distances by which each stack's self-attention knows positions, as T5's, instead of
+        sinusoids in the embeddings, see `layers.relative_bias`; 0 for sinusoids. Not in a pipeline or microbatches.
+      relative_distance: from which on all distances share a bucket; without `relative_buckets`, it has no effect.
     """
 
     source_vocabulary: int
@@ -36,6 +46,8 @@ class Translation(Transformer):
     encoder_layer_pattern: tuple[str, ...] = ()
     word_dropout: float = 0.0
     unknown_id: int = 3
+    relative_buckets: int = 0
+    relative_distance: int = 128
 
     sides = ("source", "target")
 
@@ -43,6 +55,8 @@ class Translation(Transformer):
         super().__post_init__()
         unknown = Range(0, self.target_vocabulary - 1)
         ranges.check("model.", self, {"num_encoder_layers": COUNT_OR_0, "word_dropout": SHARE, "unknown_id": unknown})
+        ranges.check("model.", self, _RELATIVE_POSITIONS)
+        transformer_checks.check_relative_positions(self)
 
     @property
     def layer_patterns(self) -> dict[str, tuple[str, ...]]:
@@ -206,6 +220,22 @@ class Translation(Transformer):
                     f"has {count} layers, but it repeats the layer pattern {','.join(pattern)}: change one of the two "
                     f"so that it has a multiple of {len(pattern)}."
                 )
+
+    def _embedding(self, vocabulary: int) -> Embedding:
+        return dataclasses.replace(super()._embedding(vocabulary), has_positions=not self.relative_buckets)
+
+    def _stack(self, name: str, has_cross_attention: bool) -> TransformerStack:
+        stack = super()._stack(name, has_cross_attention)
+        if not self.relative_buckets:
+            return stack
+        bias = RelativeBias(
+            model_dim=self.model_dim,
+            num_heads=self.num_heads,
+            buckets=self.relative_buckets,
+            distance=self.relative_distance,
+            bidirectional=name == "encoder",
+        )
+        return dataclasses.replace(stack, relative_bias=bias)
 
     @property
     def _layers(self) -> dict:

@@ -24,6 +24,7 @@ from lingvo_moe.testing.translation import (
     LENGTH,
     MARIAN,
     MODEL,
+    T5,
     TIED,
     TOLERANCE,
     TRAINED,
@@ -86,7 +87,7 @@ def teacher_forced(model: Translation) -> np.ndarray:
     [("", "default", TOLERANCE), ("cpu", "default", TOLERANCE), ("cpu", "bfloat16", 4 * harness.BFLOAT16_ROUNDING)],
 )
 @pytest.mark.parametrize("unroll", [False, True])
-@pytest.mark.parametrize("model", [MODEL, BIASED, MARIAN], ids=["plain", "biased", "marian"])
+@pytest.mark.parametrize("model", [MODEL, BIASED, MARIAN, T5], ids=["plain", "biased", "marian", "t5"])
 def test_decoding_one_token_at_a_time_equals_teacher_forcing(
     model, platform, precision, tolerance, unroll, monkeypatch
 ):

@@ -24,6 +24,7 @@ from lingvo_moe.testing.translation import (
     MARIAN,
     MODEL,
     PLAIN,
+    T5,
     TIED,
     TOLERANCE,
     TRAINED,
@@ -46,13 +47,17 @@ BFLOAT16_TOLERANCE = 8 * harness.BFLOAT16_ROUNDING
 TRAINED_TOLERANCE = 1e-5
 
 
-def test_packed_sentences_have_the_loss_of_separate_ones():
-    """Two pairs in one row, kept apart by segments, positions and masks, and routed without a capacity."""
+@pytest.mark.parametrize("model", [MODEL, T5], ids=["plain", "t5"])
+def test_packed_sentences_have_the_loss_of_separate_ones(model):
+    """Two pairs in one row, kept apart by segments, positions and masks, and routed without a capacity.
+
+    Relative positions are the same in a row as in a sentence.
+    """
     a, b = [4, 5, 6], [7, 8, 9, 10]
     ones = [[1] * len(a), [1] * len(b)]
     separate = {"source": side([b, a], [ones[1], ones[0]], False), "target": side([a, b], ones, True)}
     packed = {"source": side([b + a], [[1] * 4 + [2] * 3], False), "target": side([a + b], [[1] * 3 + [2] * 4], True)}
-    one, other = evaluate(separate), evaluate(packed)
+    one, other = evaluate(separate, model), evaluate(packed, model)
     assert one["tokens"] == other["tokens"] == 7
     np.testing.assert_allclose(one["cross_entropy"], other["cross_entropy"], rtol=TOLERANCE)
 
@@ -122,6 +127,76 @@ def test_tied_embeddings_have_the_same_loss_and_gradient_on_every_mesh(model, me
     np.testing.assert_allclose(found["loss"], expected["loss"], rtol=TOLERANCE)
     atol = TOLERANCE * np.abs(expected["table"]).max()
     np.testing.assert_allclose(found["table"], expected["table"], rtol=0, atol=atol)
+
+
+def t5_gradients(model: Translation = T5, layout: Layout = Layout()):
+    """A function to the loss and all gradients."""
+
+    def function(inputs: dict) -> dict:
+        leaves = tree.flatten(inputs["theta"])
+        with tf.GradientTape() as tape:
+            tape.watch(list(leaves.values()))
+            loss, _ = model.loss(inputs["theta"], inputs["batch"], Context(layout))
+        gradients = map(tf.convert_to_tensor, tape.gradient(loss, list(leaves.values())))
+        return {"loss": loss, "gradients": tree.unflatten(dict(zip(leaves, gradients)))}
+
+    return function
+
+
+@functools.cache
+def expected_of_t5() -> dict[str, np.ndarray]:
+    """Eagerly, so that nothing is compiled; each layer is in the graph."""
+    (inputs,) = eager({"theta": theta(T5), "batch": copying(0)})
+    return harness.arrays(t5_gradients()(inputs))
+
+
+@pytest.mark.parametrize("mesh, remat", [("1", "full"), ("2", "none"), ("4x2", "keep_hidden"), ("8", "full")])
+def test_t5_has_the_same_loss_and_gradients_on_every_mesh(mesh, remat):
+    """With scanned layers, whose bias is a constant with a gradient, recomputed or not; heads may be sharded."""
+    inputs, layout = {"theta": theta(T5), "batch": copying(0)}, Layout.of(DeviceMesh.parse(mesh))
+    weights = {path: weight.logical_axes for path, weight in tree.flatten(T5.weights()).items()}
+    axes = {f"{of}/{path}": letters for of in ("theta", "gradients") for path, letters in weights.items()}
+    axes |= {f"batch/{path}": "BT" for path in tree.flatten(inputs["batch"])}
+    model = dataclasses.replace(T5, unroll=False, remat=remat)
+    found, expected = harness.run(t5_gradients(model, layout), inputs, layout, axes), expected_of_t5()
+    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=TOLERANCE)
+    for path in weights:
+        gradient = expected[f"gradients/{path}"]
+        atol = 4 * TOLERANCE * np.abs(gradient).max()
+        np.testing.assert_allclose(found[f"gradients/{path}"], gradient, rtol=0, atol=atol, err_msg=path)
+    for stack in ("encoder", "decoder"):
+        assert np.abs(expected[f"gradients/{stack}/relative_bias"]).max() > 1e-3
+
+
+def test_a_model_with_relative_positions_has_no_others():
+    """Packing aside, positions are not read; without the biases, sentences would be bags of words."""
+    batch, moved = copying(0), copying(0)
+    for part in moved.values():
+        part["positions"] += 3
+    assert evaluate(batch, T5) == evaluate(moved, T5)
+    assert evaluate(batch, T5) != evaluate(batch, dataclasses.replace(T5, relative_distance=7))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"relative_buckets": 2}, "relative_buckets is 2; expected an even number from 4 on"),
+        ({"relative_buckets": 7}, "relative_buckets is 7; expected an even number from 4 on"),
+        ({"relative_buckets": 2048}, "relative_buckets is 2048; expected at least 0 and at most 1,024"),
+        ({"relative_distance": 4}, "relative_distance is 4, but half of model.relative_buckets=8 .* more than 4"),
+        ({"relative_distance": 0}, "relative_distance is 0; expected at least 1"),
+        ({"position_offset": 2}, "position_offset is 2, but with model.relative_buckets=8 there are no sinusoids"),
+        ({"wavelengths": "paper"}, "wavelengths is paper, but with model.relative_buckets=8 there are no sinusoids"),
+        (
+            {"unroll": False, "remat": "full", "microbatches": 2},
+            "pipeline=none, microbatches=2: model.relative_buckets is 8, .* model.microbatches=1, or --set",
+        ),
+    ],
+)
+def test_fields_that_do_not_fit_relative_positions_are_errors(changes, message):
+    """Each names the fields and what to do."""
+    with pytest.raises(UserError, match=message):
+        dataclasses.replace(T5, **changes)
 
 
 def test_twin_keys_start_equal_to_queries_in_cross_attention_alone():

@@ -36,6 +36,16 @@ PLAIN = dataclasses.replace(MODEL, input_dropout=0.0, residual_dropout=0.0, atte
 TIED = dataclasses.replace(PLAIN, tied_embeddings=True)
 BIASED = dataclasses.replace(MODEL, biases=True, norm_epsilon=1e-3, position_offset=2)  # as fairseq's models
 MARIAN = dataclasses.replace(TIED, biases=True, post_norm=True, wavelengths="paper", logits_bias=True)  # as Marian's
+# As T5 v1.1, with distances that share a bucket.
+T5 = dataclasses.replace(
+    TIED,
+    tied_softmax=False,
+    norm="rms",
+    num_experts=0,
+    layer_pattern=("dense:activation=gelu:gated=true",),
+    relative_buckets=8,
+    relative_distance=6,
+)
 
 # A loss of about 3 nats through some 50 float32 products and sums in a row, ordered differently.
 TOLERANCE = 64 * harness.FLOAT32_ROUNDING
