@@ -61,7 +61,7 @@ class TrainPairs:
         self._languages = languages_of_readers(config, self._readers, labels, f"{opened.directory}, training")
         self._languages.warn()
         self._pairs = _open_pairs(opened, config.sentence_balance, self._languages)
-        self._first_ids = _first_ids(self._languages, opened.languages)
+        self._prefixes = _prefixes_of(self._languages, opened.languages)
         self._mixture = Mixture(tuple(map(len, self._pairs)), config.temperature, config.seed)
         self.identity = (opened.fingerprint, list(self.readers), config.temperature, config.seed)
         if any(languages := (config.source_language, config.target_language)):
@@ -133,15 +133,15 @@ class TrainPairs:
         return _examples(indices.tolist(), self._in_languages(texts[:, 2], tokens))
 
     def _in_languages(self, languages: np.ndarray, tokens: Mapping[str, Sequence]) -> Mapping[str, Sequence]:
-        """Returns the tokens of each side, which begin with that of their language, if the tokenizers have some.
+        """Returns the tokens of each side, which begin with a language, if the tokenizers have some.
 
         Args:
           languages: the last column of `_read_texts`.
           tokens: without it.
         """
-        if not any(self._first_ids):
+        if not any(self._prefixes):
             return tokens
-        return _with_first_ids([self._first_ids[int(language)] for language in languages], tokens)
+        return _with_prefixes([self._prefixes[int(language)] for language in languages], tokens)
 
     def _read_texts(self, indices: np.ndarray) -> np.ndarray:
         """Returns source and target of the examples `indices` `[N]`, and the number of the language: `[N, 3] bytes`."""
@@ -177,7 +177,7 @@ class HeldOutPairs:
         chosen = dict.fromkeys(languages or opened.languages_of(split))
         self._languages = languages_of_readers(config, self._readers, chosen, f"{opened.directory}, {split}")
         labels = list(self._languages.by_label)
-        self._first_ids = _first_ids(self._languages, labels)
+        self._prefixes = _prefixes_of(self._languages, labels)
         self._pairs = [opened.sample(split, label, max_pairs) for label in labels]
 
     def examples(self, shuffled: bool) -> Iterator[Example]:
@@ -225,9 +225,7 @@ class HeldOutPairs:
             numbers, languages, *sides = zip(*chunk, strict=True)
             sentences: dict[str, tuple[str, ...]] = dict(zip(SIDES, sides, strict=True))
             tokens = {side: reader.encode(sentences[side]) for side, reader in self._readers.items()}
-            yield from _examples(
-                numbers, _with_first_ids([self._first_ids[language] for language in languages], tokens)
-            )
+            yield from _examples(numbers, _with_prefixes([self._prefixes[language] for language in languages], tokens))
 
 
 def _open_readers(corpus: Corpus, config: InputConfig, tokenizers: str | pathlib.Path) -> Readers:
@@ -250,19 +248,19 @@ def _open_pairs(corpus: Corpus, sentence_balance: float, chosen: PairLanguages) 
     return [by_language.get(language, ()) for language in corpus.languages]
 
 
-def _first_ids(languages: PairLanguages, labels: Iterable[str]) -> list[dict[str, int]]:
+def _prefixes_of(languages: PairLanguages, labels: Iterable[str]) -> list[dict[str, tuple[int, ...]]]:
     """Returns for each label the ids that the texts of both sides begin with, by side; none if it is left out."""
-    return [languages.first_ids(label) if label in languages.by_label else {} for label in labels]
+    return [languages.prefixes(label) if label in languages.by_label else {} for label in labels]
 
 
-def _with_first_ids(
-    first_ids: Sequence[Mapping[str, int]], tokens: Mapping[str, Sequence[np.ndarray]]
+def _with_prefixes(
+    prefixes: Sequence[Mapping[str, tuple[int, ...]]], tokens: Mapping[str, Sequence[np.ndarray]]
 ) -> Mapping[str, list]:
-    """Returns the tokens of each side, of which those of an example begin with its `first_ids`."""
+    """Returns the tokens of each side, of which those of an example begin with its prefix."""
     return {
         side: [
-            np.concatenate([np.array([first[side]], np.int32), ids]) if side in first else ids
-            for first, ids in zip(first_ids, of_side, strict=True)
+            np.concatenate([np.array(prefix[side], np.int32), ids]) if side in prefix else ids
+            for prefix, ids in zip(prefixes, of_side, strict=True)
         ]
         for side, of_side in tokens.items()
     }

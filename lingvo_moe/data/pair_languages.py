@@ -152,14 +152,14 @@ class PairLanguages:
                 found[side] = own or name
         return found
 
-    def first_ids(self, label: str) -> dict[str, int]:
+    def prefixes(self, label: str) -> dict[str, tuple[int, ...]]:
         """Returns the ids that the texts of pairs begin with, by side; of a side with languages.
 
         Raises:
           KeyError: the label is left out.
         """
         names = self.by_label[label]
-        return {begun: tokenizer.id_of_language(names[side]) for side, (begun, tokenizer) in self._named.items()}
+        return {begun: tokenizer.prefix_of(names[side]) for side, (begun, tokenizer) in self._named.items()}
 
     def source_and_target(self, text: str, english: str) -> tuple[str, str]:
         """Returns (source, target) of a pair: a text in the language of its label, and its English."""

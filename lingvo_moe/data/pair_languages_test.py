@@ -205,7 +205,7 @@ def test_tokenizers_of_one_language_read_its_pairs_alone(data, own, configured, 
     tokenizers = {side: _OneLanguage(plain.model, own_language=each) for side, each in zip(SIDES, own)}
     found = PairLanguages(_config(*configured), tokenizers, ["de", "fr"], "it")
     assert (found.from_english, found.by_label, found.left_out) == (from_english, by_label, left_out)
-    assert found.first_ids("de") == {}
+    assert found.prefixes("de") == {}
 
 
 @pytest.mark.parametrize(
@@ -223,8 +223,8 @@ def test_a_source_begins_with_the_language_of_its_pairs_translation(data, config
     tokenizers = {"source": source, "target": _OneLanguage(loaded.target.model, own_language="und")}
     found = PairLanguages(_config(*configured), tokenizers, ["de", "ko", "br"], "it")
     assert found.from_english == (configured[1] != "eng_Latn") and found.by_label == by_label
-    assert {label: found.first_ids(label) for label in first_ids} == {
-        label: {"source": number} for label, number in first_ids.items()
+    assert {label: found.prefixes(label) for label in first_ids} == {
+        label: {"source": (number,)} for label, number in first_ids.items()
     }
 
 
@@ -273,5 +273,5 @@ def test_one_side_is_english():
 
 def test_texts_without_languages_begin_with_nothing():
     languages = PairLanguages(_config("", ""), {}, ["de", "br"], "it")
-    assert languages.by_label == {"de": {}, "br": {}} and languages.first_ids("de") == {} == languages.first_ids("br")
+    assert languages.by_label == {"de": {}, "br": {}} and languages.prefixes("de") == {} == languages.prefixes("br")
     assert languages.source_and_target("Haus", "house") == ("Haus", "house") and not languages.left_out

@@ -72,6 +72,7 @@ class Tokenizer:
       names_target: whether the pieces for languages are for those of translations. It reads sources, and has an
         `own_language`.
       translation: the piece that texts begin with, where `names_target`; empty for none.
+      before_language: the piece before that of a language; empty for none.
     """
 
     model: bytes = dataclasses.field(repr=False)
@@ -79,6 +80,7 @@ class Tokenizer:
     own_language: str = ""
     names_target: bool = False
     translation: str = ""
+    before_language: str = ""
     pad_id = SPECIAL_IDS["pad"]
     eos_id = SPECIAL_IDS["eos"]
     bos_id = SPECIAL_IDS["bos"]
@@ -110,6 +112,8 @@ class Tokenizer:
                 f"{path} has the special ids {ids}, expected {SPECIAL_IDS}; "
                 + _REMEDY.format(pathlib.Path(path).parent)
             )
+        if self.unk_id in self._before_language:
+            raise UserError(f"{path} has no piece {self.before_language!r}, as its manifest says; copy both again.")
 
     @functools.cached_property
     def _processor(self) -> sentencepiece.SentencePieceProcessor:
@@ -135,9 +139,18 @@ class Tokenizer:
         """The names of the languages that have a piece: `fra_Latn`, or `fr` of a piece `__fr__`."""
         return tuple(map(_name_of, self.languages))
 
-    def id_of_language(self, name: str) -> int:
-        """Returns the id of the piece of a language, by its name or that piece."""
-        return self._processor.piece_to_id(self._piece_of(name))
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """The ids that texts begin with; none without the piece of a language."""
+        return () if self.language_id is None else (*self._before_language, self.language_id)
+
+    def prefix_of(self, name: str) -> tuple[int, ...]:
+        """Returns the `prefix` of a language, by its name or its piece."""
+        return (*self._before_language, self._processor.piece_to_id(self._piece_of(name)))
+
+    @property
+    def _before_language(self) -> tuple[int, ...]:
+        return (self._processor.piece_to_id(self.before_language),) if self.before_language else ()
 
     def _piece_of(self, name: str) -> str:
         return self.languages[self.language_names.index(_name_of(name))]
@@ -224,9 +237,8 @@ class Tokenizer:
         return size
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Returns the ids of each text, `[length] int32`, without bos and eos; the first is that of the `language`."""
-        encoded, first = self._processor.encode(list(texts), out_type=int), self.language_id
-        return [np.array(ids if first is None else [first, *ids], np.int32) for ids in encoded]
+        """Returns the ids of each text, `[length] int32`, without bos and eos; the first are those of the `prefix`."""
+        return [np.array([*self.prefix, *ids], np.int32) for ids in self._processor.encode(list(texts), out_type=int)]
 
     def has_pieces_for(self, text: str) -> bool:
         """Returns whether the ids of a text stand for pieces, none for a byte or something unknown."""
@@ -367,8 +379,8 @@ def read_manifest(directory: pathlib.Path) -> dict[str, Any]:
         for side in SIDES:
             entry = manifest[side]
             safe_paths.check_file_name(entry["file"], f"{path}, field {side}.file")
-            if not all(isinstance(text, str) for text in (entry["sha256"], entry.get("language", ""))):
-                raise TypeError(f"the hash or the language of {side} is not a string")
+            if not all(isinstance(entry.get(name, ""), str) for name in ("sha256", "language", "before_language")):
+                raise TypeError(f"a field of {side} is not a string")
             names_target = entry.get("names_target", False)
             if type(names_target) is not bool or names_target > (side == "source" and bool(entry.get("language"))):
                 raise TypeError(f"names_target of {side} is {names_target}; it is for a source with a language")
@@ -383,8 +395,12 @@ def read_manifest(directory: pathlib.Path) -> dict[str, Any]:
 
 def _load_verified(path: pathlib.Path, entry: dict[str, Any]) -> Tokenizer:
     path = _stored(path)
-    names_target = entry.get("names_target", False)
-    tokenizer = Tokenizer(_read_model(path), own_language=entry.get("language", ""), names_target=names_target)
+    tokenizer = Tokenizer(
+        _read_model(path),
+        own_language=entry.get("language", ""),
+        names_target=entry.get("names_target", False),
+        before_language=entry.get("before_language", ""),
+    )
     if (actual := sha256(tokenizer.model)) != entry["sha256"]:
         raise UserError(
             f"{path} has SHA-256 {actual[:12]}..., but {MANIFEST} expects {entry['sha256'][:12]}...: "

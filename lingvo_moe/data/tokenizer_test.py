@@ -280,7 +280,7 @@ def test_languages_have_one_or_another_form(multilingual):
     """M2M-100 has `__en__`; the same tokenizer of another language is another reader of texts."""
     english = multilingual.in_language("en", "f")
     assert multilingual.language_names == ("fra_Latn", "deu_Latn", "en")
-    assert multilingual.id_of_language("en") == multilingual.id_of_language("__en__") == 6
+    assert multilingual.prefix_of("en") == multilingual.prefix_of("__en__") == (6,)
     assert english.language_id == 6 and english == multilingual.in_language("__en__", "f") != multilingual
 
 

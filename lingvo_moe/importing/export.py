@@ -34,6 +34,7 @@ COPIED = (
     CONFIG,
     "generation_config.json",
     "sentencepiece.bpe.model",
+    "spiece.model",
     "source.spm",
     "target.spm",
     "tokenizer.json",
@@ -50,8 +51,10 @@ _COMMON_FIELDS = (
     "position_offset",
     "wavelengths",
     "logits_bias",
+    "norm",
     "router",
     "tied_embeddings",
+    "tied_softmax",
 )
 
 

@@ -66,7 +66,7 @@ class FairseqPlaces(Places):
         shape = self.specs[path].shape
         stack, _, rest = path.partition("/")
         if stack == "embedding":
-            yield Place(_SHARED, (self.vocabulary, *shape[1:]), rows=self.rows)
+            yield Place(_SHARED, (self.vocabulary, *shape[1:]), rows=self.rows, is_transposed=False)
         elif stack == "softmax":
             yield Place(_LOGITS_BIAS, (1, self.vocabulary), rows=_without_repeated(self.rows))
         elif rest in _NORM:

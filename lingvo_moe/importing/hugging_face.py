@@ -1,9 +1,9 @@
-"""Translators in Hugging Face's format as experiments of ours: M2M-100, NLLB-200, NLLB-MoE and Opus-MT.
+"""Translators in Hugging Face's format as experiments of ours: M2M-100, NLLB-200, NLLB-MoE, Opus-MT and MADLAD-400.
 
-Their Transformers are ours with biases and another epsilon; those of fairseq with positions that count from 2 and eos
-as the decoder's first token, Marian's post-norm. `Experiment` has settings for these. The registered models of
-`params.m2m100`, `params.nllb` and `params.opus` have the dimensions of the published ones; other dimensions are
-settings of one of these.
+Their Transformers are ours: those of fairseq with biases, another epsilon, positions that count from 2, and eos as the
+decoder's first token, Marian's post-norm, MADLAD-400's with T5's norm, positions and gates. `Experiment` has settings
+for these. The registered models of `params.m2m100`, `params.nllb`, `params.opus` and `params.madlad` have the
+dimensions of the published ones; other dimensions are settings of one of these.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lingvo_moe import experiment as experiments
 from lingvo_moe import overrides, registry
 from lingvo_moe.data.tokenizer import Tokenizer
 from lingvo_moe.errors import UserError
-from lingvo_moe.importing import fairseq_models, marian_models, model_directory, weights
+from lingvo_moe.importing import fairseq_models, marian_models, model_directory, t5_models, weights
 from lingvo_moe.importing.family import Family
 from lingvo_moe.importing.model_config import Fields
 from lingvo_moe.importing.model_directory import CONFIG
@@ -28,6 +28,7 @@ _FAMILIES: Mapping[str, Family] = {
     "m2m_100": fairseq_models.Multilingual(),
     "nllb-moe": fairseq_models.WithExperts(),
     "marian": marian_models.Marian(),
+    "t5": t5_models.T5(),
 }
 # The families of registered models with imported weights.
 REGISTERED = tuple(dict.fromkeys(name for family in _FAMILIES.values() for name in family.registered))

@@ -14,11 +14,11 @@ from safetensors.numpy import load_file, save_file
 from lingvo_moe import experiment as experiments
 from lingvo_moe import tree
 from lingvo_moe.data.batching import Example
-from lingvo_moe.data.tokenizer import SIDES, SPECIAL_IDS
+from lingvo_moe.data.tokenizer import SIDES, SPECIAL_IDS, Tokenizers
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
-from lingvo_moe.importing import fairseq_tokenizer, hugging_face, marian_tokenizer
+from lingvo_moe.importing import hugging_face
 from lingvo_moe.layers.base import Context
 from lingvo_moe.lazy import tf
 from lingvo_moe.models.translation import Translation
@@ -42,6 +42,7 @@ class Case:
     """An imported model, and its golden values."""
 
     found: hugging_face.Imported
+    rows: list[int]  # their ids, in the order of ours
     golden: dict
 
     @property
@@ -57,27 +58,30 @@ class Case:
         return tree.map_leaves(tf.constant, tree.unflatten(self.found.theta))
 
     @property
-    def has_languages(self) -> bool:
-        """Whether texts begin with their language."""
-        return bool(self.found.tokenizers["source"].languages)
+    def forces_first(self) -> bool:
+        """Whether targets begin with their language."""
+        return self.experiment.search.force_first
 
-    @functools.cached_property
-    def rows(self) -> list[int]:
-        """Their ids, in the order of ours."""
-        if self.has_languages:
-            return fairseq_tokenizer.rows_of_ids(self.golden["config"]["vocab_size"]).tolist()
-        return marian_tokenizer.rows_of_ids(self.golden["tokens"]).tolist()
+    @property
+    def examples(self) -> list[dict]:
+        """All, but of a source that names the target's language not the empty one, which there has a space."""
+        names_target = self.found.tokenizers["source"].names_target
+        return [each for each in self.golden["examples"] if each["source"] or not names_target]
 
     def ours(self, ids: list[int]) -> list[int]:
-        """Our ids of theirs; the first of two."""
-        return [self.rows.index(number) for number in ids]
+        """Our ids of theirs; the last of two."""
+        ours = {row: number for number, row in enumerate(self.rows)}
+        return [ours[number] for number in ids]
 
-    def tokens(self, side: str, text: str, language: str) -> list[int]:
-        if not self.has_languages:
-            language = ""
-        elif "__en__" in self.golden["facts"]["languages"]:
-            language = SHORT_NAMES[language]
-        return self.found.tokenizers[side].in_language(language, "language").encode([text])[0].tolist()
+    def tokens(self, side: str, pair: dict) -> list[int]:
+        """Our ids of the text of one side."""
+        languages = {each: pair[f"{each}_language"] for each in SIDES}
+        if self.golden["config"]["model_type"] == "marian":
+            languages = dict.fromkeys(SIDES, "")
+        elif "fr" in self.found.tokenizers["source"].language_names:
+            languages = {each: SHORT_NAMES[language] for each, language in languages.items()}
+        tokenizers = Tokenizers(**self.found.tokenizers, manifest={}).in_languages(languages)
+        return getattr(tokenizers, side).encode([pair[side]])[0].tolist()
 
     def batch(self, *pairs: dict) -> dict:
         """The source and the target of examples, one a row."""
@@ -86,7 +90,7 @@ class Case:
         )
         rows = config.empty_rows(len(pairs))
         for number, pair in enumerate(pairs):
-            source, target = (self.tokens(side, pair[side], pair[f"{side}_language"]) for side in SIDES)
+            source, target = (self.tokens(side, pair) for side in SIDES)
             assert rows.add(Example(number, np.int32(source), np.int32(target)))
         return rows.batch
 
@@ -96,14 +100,15 @@ def case(request, tmp_path_factory) -> Case:
     directory = tmp_path_factory.mktemp("models") / request.param
     hugging_face_models.write(directory, request.param)
     golden = json.loads((hugging_face_models.TOKENIZERS / f"{request.param}.json").read_text(encoding="utf-8"))
-    return Case(hugging_face.read(pathlib.Path(directory), f"--input={directory}"), golden)
+    rows = hugging_face.describe(directory, "it").places.rows.tolist()
+    return Case(hugging_face.read(pathlib.Path(directory), f"--input={directory}"), rows, golden)
 
 
 def test_texts_have_the_same_tokens(case):
     """Of both sides, with unknown characters, white space, and none at all."""
-    for example in case.golden["examples"]:
+    for example in case.examples:
         for side, ids in (("source", "source_ids"), ("target", "labels")):
-            found = [*case.tokens(side, example[side], example[f"{side}_language"]), SPECIAL_IDS["eos"]]
+            found = [*case.tokens(side, example), SPECIAL_IDS["eos"]]
             assert found == case.ours(example[ids]), example[side]
 
 
@@ -123,7 +128,7 @@ def test_targets_have_the_same_log_probabilities(case):
         _, metrics = case.model.loss(case.theta, tree.map_leaves(tf.constant, batch), Context())
         return float(metrics["cross_entropy"] * metrics["tokens"])
 
-    first, *others = case.golden["examples"]
+    first, *others = case.examples
     batch, sums = case.batch(first), [0.0]
     segments = batch["target"]["segment_ids"].copy()
     for end in range(1, len(first["labels"]) + 1):
@@ -138,26 +143,26 @@ def test_targets_have_the_same_log_probabilities(case):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_search_finds_the_same(case, devices):
     """Hypotheses and their scores, of all sources with one target language, on one device and on two."""
-    examples = case.golden["examples"]
-    if case.has_languages:
+    examples = case.examples
+    if case.forces_first:
         examples = [each for each in examples if each["target_language"] == LANGUAGE]
     config = dataclasses.replace(case.experiment, mesh=DeviceMesh((devices,)), decoding_batch=len(examples))
     batch = case.batch(*examples)["source"]
     config = dataclasses.replace(config, input=dataclasses.replace(config.texts, source_length=LENGTH))
+    is_marian = case.golden["config"]["model_type"] == "marian"
     # Without a length penalty, and with the forbidden tokens of the golden values: Marian's padding.
     search = dataclasses.replace(
         config.search,
         beam_size=case.golden["facts"]["beams"],
         max_length=case.golden["facts"]["max_new_tokens"],
         length_alpha=0.0,
-        forbidden_ids=() if case.has_languages else (SPECIAL_IDS["pad"],),
-        force_first=case.has_languages,
+        forbidden_ids=(SPECIAL_IDS["pad"],) if is_marian else (),
     )
     config = dataclasses.replace(config, search=search)
     decoding = Engine(devices, "cpu").decoding(config.steps, config.decoding_specs(), search)
     decoding.load(tree.unflatten(case.found.theta))
-    if case.has_languages:
-        batch["first_ids"] = np.full(len(examples), case.tokens("target", "", LANGUAGE)[0], np.int32)
+    if case.forces_first:
+        batch["first_ids"] = np.full(len(examples), case.tokens("target", examples[0])[0], np.int32)
     found = {name: np.asarray(value) for name, value in decoding.decode(batch).items()}
     same, compared = 0, 0
     for row, example in enumerate(examples):
@@ -165,7 +170,7 @@ def test_the_search_finds_the_same(case, devices):
             tuple(found["ids"][row, k, : found["lengths"][row, k]].tolist()): float(found["scores"][row, k])
             for k in range(search.beam_size)
         }
-        expected = example["hypotheses" if case.has_languages else "renormalized_hypotheses"]
+        expected = example["renormalized_hypotheses" if is_marian else "hypotheses"]
         theirs = {tuple(case.ours(each["ids"][1:])): each["score"] for each in expected if each["ends"]}
         for ids, score in theirs.items():
             if score > min(own.values()) + TOLERANCE * LENGTH:
@@ -197,7 +202,7 @@ def test_experts_are_scaled_by_the_default_of_hugging_face(directory):
     "changes, message",
     [
         ({"model_type": ["m2m_100"]}, "config.json has model_type .'m2m_100'.; expected one of m2m_100"),
-        ({"model_type": "t5"}, "config.json has model_type 't5'; expected one of m2m_100 .*, marian .Opus-MT."),
+        ({"model_type": "t6"}, "config.json has model_type 't6'; expected one of m2m_100 .*, t5 .MADLAD-400."),
         ({"activation_function": "gelu"}, "activation_function 'gelu'; only 'relu' can be imported"),
         ({"scale_embedding": False}, "scale_embedding False; only True can be imported"),
         ({"d_model": 30}, "d_model 30; expected a multiple of the 4 heads"),
@@ -257,6 +262,41 @@ def test_a_model_of_marian_that_is_another_kind_is_an_error(tmp_path, changes, m
         hugging_face.read(tmp_path, "--input")
 
 
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"feed_forward_proj": "relu"}, "feed_forward_proj 'relu'; only 'gated-gelu' can be imported"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings True; only False can be imported"),
+        ({"layer_norm_epsilon": 1e-5}, "layer_norm_epsilon 1e-05; only 1e-06 can be imported"),
+        ({"relative_attention_num_buckets": 31}, "is of no model that can be imported: .*relative_buckets is 31"),
+        ({"relative_attention_num_buckets": 10**9}, "buckets 10+; expected a whole number from 1 to"),
+        ({"num_decoder_layers": 4}, "there is no tensor decoder.block.2.layer.1.EncDecAttention.k.weight, which config"),
+        ({"d_kv": 8}, r"EncDecAttention.k.weight has the shape \[64, 32\]; by config.json, \[32, 32\] is expected"),
+        ({"decoder_start_token_id": 1}, "decoder_start_token_id 1; expected 0, that of spiece.model"),
+        ({"vocab_size": 299}, "the tokenizer has 300 pieces, but config.json has vocab_size 299, so they are of two"),
+    ],
+)
+def test_a_model_of_t5_that_is_another_kind_is_an_error(tmp_path, changes, message):
+    hugging_face_models.write(tmp_path, "madlad")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(UserError, match=message):
+        hugging_face.read(tmp_path, "--input")
+
+
+def test_other_rows_of_the_table_are_never_predicted(tmp_path):
+    """Of more rows than pieces, as some files of T5's class have, each has a place, and its own value."""
+    hugging_face_models.write(tmp_path, "madlad")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 304}))
+    weights = load_file(tmp_path / "model.safetensors")
+    for name in ("shared.weight", "lm_head.weight"):
+        weights[name] = np.concatenate([weights[name], np.full((4, 32), 3, np.float32)])
+    save_file(weights, tmp_path / "model.safetensors")
+    found = hugging_face.read(tmp_path, "it")
+    assert found.theta["embedding/table"].shape == (305, 32) and (found.theta["softmax/projection"][:, 301:] == 3).all()
+
+
 def test_special_pieces_of_marian_may_have_any_ids(tmp_path):
     """As in the large models of Opus-MT: each piece has the same embedding and bias as with the usual ids."""
     hugging_face_models.write(tmp_path / "usual", "marian")
@@ -298,13 +338,20 @@ def test_a_model_of_marian_may_have_relu_and_tables_of_positions(tmp_path):
     assert isinstance(model, Translation) and model.layer_patterns == dict.fromkeys(("encoder", "decoder"), ("dense",))
 
 
-def test_a_copy_of_the_embeddings_stands_for_them(tmp_path):
+@pytest.mark.parametrize(
+    "model, name, copy",
+    [
+        ("nllb", "model.shared.weight", "lm_head.weight"),
+        ("madlad", "shared.weight", "decoder.embed_tokens.weight"),  # as the published files
+    ],
+)
+def test_a_copy_of_the_embeddings_stands_for_them(tmp_path, model, name, copy):
     """Some programs write the table that all sides share under one of its other names."""
-    hugging_face_models.write(tmp_path / "model", "nllb")
+    hugging_face_models.write(tmp_path / "model", model)
     expected = hugging_face.read(tmp_path / "model", "it").theta
     file = tmp_path / "model" / "model.safetensors"
     weights = load_file(file)
-    weights["lm_head.weight"] = weights.pop("model.shared.weight")
+    weights[copy] = weights.pop(name)
     save_file(weights, file)
     found = hugging_face.read(tmp_path / "model", "it").theta
     assert found.keys() == expected.keys() and all(np.array_equal(found[path], expected[path]) for path in found)

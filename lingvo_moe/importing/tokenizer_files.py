@@ -55,5 +55,9 @@ def _is_own(file: str) -> bool:
 def _entry(file: str, tokenizer: Tokenizer) -> dict[str, Any]:
     """Returns what the manifest says of one side."""
     entry = {"file": file, "sha256": sha256(tokenizer.model), "vocabulary_size": tokenizer.vocabulary_size}
-    language = {"language": tokenizer.own_language} if tokenizer.own_language else {}
-    return {**entry, **language, **({"names_target": True} if tokenizer.names_target else {})}
+    others = {
+        "language": tokenizer.own_language,
+        "names_target": tokenizer.names_target,
+        "before_language": tokenizer.before_language,
+    }
+    return entry | {name: value for name, value in others.items() if value}

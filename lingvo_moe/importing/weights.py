@@ -33,11 +33,12 @@ class Place:
 
     Attributes:
       tensor: its name.
-      shape: its shape; of a matrix `[outputs, inputs]`.
+      shape: its shape.
       index: of the part: that of the repeat, and that of the expert, where the weight is of several.
       scale: what multiplies the tensor's values to make ours.
       rows: of a table of embeddings, or of the values for all tokens: for each of ours, the row there, or -1 for none,
         where ours are `_NO_TOKEN`. None for what is not by token.
+      is_transposed: whether it is a matrix `[outputs, inputs]`, of a linear layer, and ours `[inputs, outputs]`.
     """
 
     tensor: str
@@ -45,16 +46,18 @@ class Place:
     index: tuple[int, ...] = ()
     scale: float = 1.0
     rows: np.ndarray | None = None
+    is_transposed: bool = True
 
     def to_ours(self, tensor: np.ndarray, weight: np.ndarray):
         """Copies a tensor of `shape` to its part of our weight."""
         part = weight[self.index]
         if self.rows is None:
-            part[:] = tensor.T.reshape(part.shape)
+            part[:] = (tensor.T if self.is_transposed else tensor).reshape(part.shape)
         else:
+            rows = part.T if self.is_transposed else part
             # Without a copy of the table; -1 is its last row, until the next line.
-            np.take(tensor.reshape(-1, *part.shape[1:]), self.rows, axis=0, out=part, mode="wrap")
-            part[self.rows < 0] = _NO_TOKEN
+            np.take(tensor.reshape(-1, *rows.shape[1:]), self.rows, axis=0, out=rows, mode="wrap")
+            rows[self.rows < 0] = _NO_TOKEN
         if self.scale != 1.0:
             part *= np.float32(self.scale)
 
@@ -64,10 +67,11 @@ class Place:
         if self.scale != 1.0:
             part = part / np.float32(self.scale)
         if self.rows is None:
-            return np.array(part.reshape(self.shape[::-1]).T, dtype, order="C")
-        there = self.rows >= 0
-        tensor = np.empty(self.shape, dtype).reshape(-1, *part.shape[1:])
-        tensor[self.rows[there]] = part[there]  # of two rows for one, as of Marian's padding and our bos, the later one
+            values = part.reshape(self.shape[::-1]).T if self.is_transposed else part.reshape(self.shape)
+            return np.array(values, dtype, order="C")
+        rows, there = part.T if self.is_transposed else part, self.rows >= 0
+        tensor = np.empty(self.shape, dtype).reshape(-1, *rows.shape[1:])
+        tensor[self.rows[there]] = rows[there]  # of two rows for one, as of Marian's padding and our bos, the later one
         return tensor.reshape(self.shape)
 
 

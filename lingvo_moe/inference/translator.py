@@ -174,7 +174,7 @@ class Translator:
         first_ids = {} if first is None else {"first_ids": np.full(len(source["ids"]), first, np.int32)}
         hypotheses = self._decoding.decode({**source, **first_ids})
         ids, scores, lengths = (np.asarray(hypotheses[field]) for field in ("ids", "scores", "lengths"))
-        empty = 1 + (self._tokenizers.source.language_id is not None)  # the language, and eos
+        empty = len(self._tokenizers.source.prefix) + 1  # the language, and eos
         for row, tokens in enumerate(np.count_nonzero(source["segment_ids"], axis=1)):
             sentence = tuple(map(int, source["ids"][row, : tokens - 1]))
             translations = self._translations(sentence, ids[row], scores[row], lengths[row])

@@ -11,6 +11,7 @@ from lingvo_moe.lazy import tf
 from lingvo_moe.ops.cross_entropy import label_and_mean_nll
 from lingvo_moe.ops.projection import project, project_to_rows
 
+_IMPOSSIBLE = -1e9  # the logit of an excluded id
 _LONGEST_WAVE = 10000.0  # Vaswani et al. 2017, section 3.5
 # How the wavelengths of positions grow: to that of `_LONGEST_WAVE`, as in tensor2tensor and fairseq, or to a little
 # less, as in the paper and Marian.
@@ -85,12 +86,14 @@ class Softmax(Layer):
       model_dim: M, of the inputs.
       is_tied: whether an embedding's table stands for the projection.
       bias: whether each logit has a bias.
+      excluded: the ids that no prediction can be.
     """
 
     vocabulary: int
     model_dim: int
     is_tied: bool = False
     bias: bool = False
+    excluded: tuple[int, ...] = ()
 
     def weights(self) -> dict:
         """See `Layer.weights`; those that no embedding has."""
@@ -111,7 +114,12 @@ class Softmax(Layer):
             logits = tf.cast(products, tf.float32)
             logits = logits + theta["bias"] if "bias" in theta else logits
             context.summarize("softmax", lambda: magnitude(logits))
-            return logits
+            return self._without_excluded(logits) if self.excluded else logits
+
+    def _without_excluded(self, logits: tf.Tensor) -> tf.Tensor:
+        ids = tf.range(self.vocabulary)[:, None]
+        is_excluded = tf.reduce_any(tf.equal(ids, tf.constant(self.excluded)), axis=-1)
+        return tf.where(is_excluded, _IMPOSSIBLE, logits)
 
 
 def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float = 0.0) -> tuple[tf.Tensor, tf.Tensor]:

@@ -127,6 +127,26 @@ def test_cross_entropy_of_large_logits_is_finite():
         assert float(cross_entropy(logits, tf.constant([[label]]))[0][0, 0]) == expected
 
 
+def test_excluded_ids_have_no_probability_and_no_gradient():
+    """The others have the probabilities of a softmax without them, whatever the weights of these are."""
+    random, kept = np.random.default_rng(3), [i for i in range(VOCABULARY) if i not in (1, 4)]
+    theta = {"projection": random.normal(size=(MODEL, VOCABULARY)).astype(np.float32)}
+    theta["projection"][:, [1, 4]] *= 100
+    inputs = tf.constant(random.normal(size=(2, 3, MODEL)), tf.float32)
+    layer = Softmax(vocabulary=VOCABULARY, model_dim=MODEL, excluded=(4, 1))
+    with tf.GradientTape() as tape:
+        projection = tf.constant(theta["projection"])
+        tape.watch(projection)
+        probabilities = tf.nn.softmax(layer({"projection": projection}, inputs, Context()))
+        some = probabilities[..., 0]
+    logits = inputs.numpy() @ theta["projection"][:, kept]
+    expected = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    np.testing.assert_allclose(probabilities.numpy()[..., kept], expected, rtol=1e-4)
+    assert (probabilities.numpy()[..., [1, 4]] == 0).all()
+    gradient = tape.gradient(some, projection).numpy()
+    assert (gradient[:, [1, 4]] == 0).all() and gradient[:, kept].any(axis=0).all()
+
+
 def test_logits_are_float32_whatever_the_activations_are():
     layer = Softmax(vocabulary=VOCABULARY, model_dim=MODEL)
     theta, inputs = {"projection": tf.ones((MODEL, VOCABULARY))}, tf.ones((1, 2, MODEL), tf.bfloat16)

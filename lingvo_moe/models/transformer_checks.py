@@ -46,8 +46,19 @@ def _check_experts(model: Transformer):
 
 
 def _check_softmax(model: Transformer):
-    if model.num_candidates and model.logits_bias:
-        raise UserError("model.logits_bias needs the whole vocabulary; set model.sampled_softmax=0.")
+    for field in ("logits_bias", "excluded_ids"):
+        if model.num_candidates and getattr(model, field):
+            raise UserError(f"model.{field} needs the whole vocabulary; set model.sampled_softmax=0.")
+    if model.excluded_ids and model.label_smoothing:
+        raise UserError(
+            f"model.label_smoothing is {model.label_smoothing} and model.excluded_ids {model.excluded_ids}: smoothing "
+            f"would give these a probability. Set one of them to 0, or to no ids."
+        )
+    if wrong := [each for each in model.excluded_ids if not 0 <= each < model.vocabularies["target"]]:
+        raise UserError(
+            f"model.excluded_ids has {wrong[0]}; expected ids from 0 to {model.vocabularies['target'] - 1}, those of "
+            f"the target's vocabulary."
+        )
     if model.num_candidates == 1:
         raise UserError("model.sampled_softmax is 1; expected at least 2 candidates, or 0 for the whole vocabulary.")
     if model.num_candidates and model.label_smoothing:

@@ -134,6 +134,12 @@ def test_names_of_choices_and_a_bias_for_each_logit_are_checked():
         dataclasses.replace(MODEL, norm="rmsnorm")
     with pytest.raises(UserError, match="model.logits_bias needs the whole vocabulary; set model.sampled_softmax=0"):
         dataclasses.replace(MODEL, label_smoothing=0.0, sampled_softmax=8, logits_bias=True)
+    with pytest.raises(UserError, match="model.excluded_ids needs the whole vocabulary; set model.sampled_softmax=0"):
+        dataclasses.replace(MODEL, label_smoothing=0.0, sampled_softmax=8, excluded_ids=(2,))
+    with pytest.raises(UserError, match="label_smoothing is 0.1 and model.excluded_ids .2,.: smoothing would give"):
+        dataclasses.replace(MODEL, label_smoothing=0.1, excluded_ids=(2,))
+    with pytest.raises(UserError, match="model.excluded_ids has 1000000; expected ids from 0 to"):
+        dataclasses.replace(MODEL, label_smoothing=0.0, excluded_ids=(2, 10**6))
 
 
 def test_one_candidate_is_an_error():

@@ -1,4 +1,4 @@
-"""Tiny models with random weights, as directories of the Hugging Face Hub: M2M-100, NLLB-200, NLLB-MoE and Marian.
+"""Tiny random models as directories of the Hugging Face Hub: M2M-100, NLLB-200, NLLB-MoE, Marian and MADLAD-400.
 
 It needs NumPy and safetensors alone. Names and shapes of the weights are those that Hugging Face's `save_pretrained`
 writes; the golden files, which its code wrote, have them too.
@@ -37,6 +37,9 @@ _MARIAN_SEARCH = {
 }
 
 
+_T5_IDS = {"decoder_start_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
+
+
 def _of_both_sides(**values: int | float) -> dict:
     return {f"{side}_{name}": value for name, value in values.items() for side in ("encoder", "decoder")}
 
@@ -57,8 +60,8 @@ _COMMON = {
     "torch_dtype": "float32",
     **_SPECIAL_IDS,
 }
-# What facebook/nllb-200-distilled-600M, facebook/nllb-moe-54b, facebook/m2m100_418M and Helsinki-NLP/opus-mt-de-en
-# have, with small dimensions.
+# What facebook/nllb-200-distilled-600M, facebook/nllb-moe-54b, facebook/m2m100_418M, Helsinki-NLP/opus-mt-de-en and
+# google/madlad400-3b-mt have, with small dimensions.
 CONFIGS = {
     "nllb": {
         "architectures": ["M2M100ForConditionalGeneration"],
@@ -134,6 +137,29 @@ CONFIGS = {
         "use_cache": True,
         **_MARIAN_SEARCH,
     },
+    "madlad": {
+        "architectures": ["T5ForConditionalGeneration"],
+        "model_type": "t5",
+        "vocab_size": 300,
+        "d_model": 32,
+        "d_kv": 16,
+        "d_ff": 64,
+        "num_heads": 4,
+        "num_layers": 3,
+        "num_decoder_layers": 2,
+        "feed_forward_proj": "gated-gelu",
+        "layer_norm_epsilon": 1e-06,
+        "relative_attention_num_buckets": 32,
+        "relative_attention_max_distance": 128,
+        "dropout_rate": 0.1,
+        "initializer_factor": 1.0,
+        "is_encoder_decoder": True,
+        "n_positions": 512,
+        "output_past": True,
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        **_T5_IDS,
+    },
 }
 _FAIRSEQ_GENERATION = {"_from_model_config": True, "max_length": 200, **_SPECIAL_IDS}
 # What generation_config.json has. Padding, whose logit is zero, has no part in the probabilities of Marian's search.
@@ -142,13 +168,20 @@ _GENERATION = {
     "nllb_moe": _FAIRSEQ_GENERATION,
     "m2m": _FAIRSEQ_GENERATION,
     "marian": {"renormalize_logits": True, **_MARIAN_SEARCH},
+    "madlad": {"_from_model_config": True, **_T5_IDS},
 }
 # The directory of each model's tokenizer below TOKENIZERS.
-TOKENIZER_OF = {"nllb": "nllb", "nllb_moe": "nllb", "m2m": "m2m", "marian": "marian"}
+TOKENIZER_OF = {"nllb": "nllb", "nllb_moe": "nllb", "m2m": "m2m", "marian": "marian", "madlad": "madlad"}
 # The ids that a text's pieces have; other rows of the table are special tokens, languages or unused.
-_PIECES = {"nllb": range(4, 301), "nllb_moe": range(4, 301), "m2m": range(4, 299), "marian": range(2, 162)}
+_PIECES = {
+    "nllb": range(4, 301),
+    "nllb_moe": range(4, 301),
+    "m2m": range(4, 299),
+    "marian": range(2, 162),
+    "madlad": range(8, 300),
+}
 # Chosen so that beam search ends by itself and its best hypotheses differ in score.
-_SEEDS = {"nllb": 77, "nllb_moe": 14, "m2m": 51, "marian": 590}
+_SEEDS = {"nllb": 77, "nllb_moe": 14, "m2m": 51, "marian": 590, "madlad": 1}
 # The standard deviation of the table, and how much larger it is in the end's row, so that its chance varies.
 _SPREAD, _END_SPREAD = 0.3, 2.0
 # The standard deviation of the last norm's bias.
@@ -160,6 +193,11 @@ _LOGITS_BIAS_MEAN, _LOGITS_BIAS_SPREAD = -5.0, 0.5
 _WEAK, _WEAK_SPREAD = "out_proj.weight", 0.45
 # How much of a token's successor the last feed-forward layer adds, and how much of the token it takes away from that.
 _SUCCESSOR, _OWN = 5.0, 1.0
+# Of T5's weights without a rule; its queries are not divided by the root of a head's dimension.
+_SPREADS_OF_T5 = {"shared.weight": 1.0, "lm_head.weight": 0.2}
+_QUERY_SPREAD = 0.25
+# How much of a token is added to the softmax's row of its successor, and of every so many tokens to that of the end.
+_SUCCESSOR_OF_T5, _END_OF_T5, _LAST_OF = 0.35, 0.08, 5
 # How much likelier the weights make the end, and how much less likely the rows of no piece: logits.
 _END, _NO_PIECE = 3.0, -4.0
 _MAX_SHARD_BYTES = {"nllb_moe": 160_000}
@@ -170,6 +208,8 @@ def shapes(model: str) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of a model's weights by their names in model.safetensors."""
     config = CONFIGS[model]
     width = config["d_model"]
+    if config["model_type"] == "t5":
+        return dict(_shapes_of_t5(config))
     return {
         "model.shared.weight": (config["vocab_size"], width),
         **dict(_side(config, "encoder")),
@@ -207,6 +247,27 @@ def _feed_forward(config: dict, side: str, layer: int, prefix: str) -> Iterator[
         yield from _linear(f"{owner}.fc2", hidden, width)
 
 
+def _shapes_of_t5(config: dict) -> Iterator[tuple[str, tuple[int, ...]]]:
+    width, hidden, heads = config["d_model"], config["d_ff"], config["num_heads"]
+    joined = heads * config["d_kv"]
+    feed_forward = {"wi_0": (hidden, width), "wi_1": (hidden, width), "wo": (width, hidden)}
+    attention = {**dict.fromkeys("qkv", (joined, width)), "o": (width, joined)}
+    yield "shared.weight", (config["vocab_size"], width)
+    yield "lm_head.weight", (config["vocab_size"], width)
+    for side, layers in (("encoder", config["num_layers"]), ("decoder", config["num_decoder_layers"])):
+        sublayers = {"SelfAttention": attention, "DenseReluDense": feed_forward}
+        if side == "decoder":
+            sublayers = {"SelfAttention": attention, "EncDecAttention": attention, "DenseReluDense": feed_forward}
+        table = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        yield table, (config["relative_attention_num_buckets"], heads)
+        for layer, (index, (sublayer, matrices)) in itertools.product(range(layers), enumerate(sublayers.items())):
+            prefix = f"{side}.block.{layer}.layer.{index}"
+            yield f"{prefix}.layer_norm.weight", (width,)
+            for matrix, shape in matrices.items():
+                yield f"{prefix}.{sublayer}.{matrix}.weight", shape
+        yield f"{side}.final_layer_norm.weight", (width,)
+
+
 def _linear(name: str, inputs: int, outputs: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield f"{name}.weight", (outputs, inputs)
     yield f"{name}.bias", (outputs,)
@@ -226,8 +287,11 @@ def weights(model: str, seed: int | None = None) -> dict[str, np.ndarray]:
     """
     seed = _SEEDS[model] if seed is None else seed
     values = {name: _values(f"{model}/{seed}/{name}", shape) for name, shape in shapes(model).items()}
-    _add_successors(model, values)
-    _shape_outputs(model, values)
+    if CONFIGS[model]["model_type"] == "t5":
+        _shape_logits(model, values)
+    else:
+        _add_successors(model, values)
+        _shape_outputs(model, values)
     return {name: value.astype(np.float32) for name, value in values.items()}
 
 
@@ -244,7 +308,12 @@ def _values(key: str, shape: tuple[int, ...]) -> np.ndarray:
         return 1.0 + 0.2 * normal
     if name.endswith("bias"):
         return 0.2 * normal
+    if name in _SPREADS_OF_T5:
+        return _SPREADS_OF_T5[name] * normal
+    if name.endswith("relative_attention_bias.weight"):
+        return normal
     spread = _WEAK_SPREAD if name.endswith(_WEAK) and key.startswith("marian/") else 1.5
+    spread *= _QUERY_SPREAD if name.endswith(".q.weight") else 1.0
     return spread * shape[1] ** -0.5 * normal
 
 
@@ -274,6 +343,16 @@ def _add_successors(model: str, values: dict[str, np.ndarray]):
         for suffix, part in parts.items():
             if name.startswith(last) and name.endswith(suffix):
                 values[name] += part
+
+
+def _shape_logits(model: str, values: dict[str, np.ndarray]):
+    """Does what the two functions around do, for T5: its softmax has weights of its own, and there are no biases."""
+    table, softmax = values["shared.weight"], values["lm_head.weight"]
+    rows = np.random.default_rng(_hash(model)).permutation(_PIECES[model])
+    softmax[: _PIECES[model].start] *= 0.2
+    for row, following in itertools.pairwise(rows):
+        softmax[following] += _SUCCESSOR_OF_T5 * table[row]
+    softmax[CONFIGS[model]["eos_token_id"]] += _END_OF_T5 * table[rows[::_LAST_OF]].sum(0)
 
 
 def _shape_outputs(model: str, values: dict[str, np.ndarray]):

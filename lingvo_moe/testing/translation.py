@@ -40,6 +40,7 @@ MARIAN = dataclasses.replace(TIED, biases=True, post_norm=True, wavelengths="pap
 T5 = dataclasses.replace(
     TIED,
     tied_softmax=False,
+    excluded_ids=(2,),  # bos
     norm="rms",
     num_experts=0,
     layer_pattern=("dense:activation=gelu:gated=true",),

@@ -13,11 +13,12 @@ NAME.json has:
     config               config.json
     weights_digest       `hugging_face_models.digest`
     weights              the shapes of what `save_pretrained` writes, by name
-    tied_names           further names of model.shared.weight in the model's own state, which files may have, too
+    tied_names           further names of the shared table in the model's own state, which files may have, too
     facts                what the loaded model and tokenizers say of themselves, the ids of languages among it; for
                          Marian, whether logits, of which all scores are, have final_logits_bias in them, and the
                          tokens of a source that begins with the language of its translation
-    positions            the first rows of the table of positions, which is in no file
+    positions            the first rows of the table of positions, which is in no file; MADLAD-400 has none, and the
+                         buckets of distances among its facts
     tokens               all tokens of the slow tokenizer, by id
     examples             of each:
       source, target, source_language, target_language
@@ -27,7 +28,8 @@ NAME.json has:
       log_probabilities              of each label, computed in one batch of all examples with padding
       logits                         of the first example: all of the first two positions
       encoder_output                 of the first example: the first four numbers of each position
-      forced_bos_token_id            the target language, which every hypothesis begins with; null for Marian
+      forced_bos_token_id            the target language, which every hypothesis begins with; null for Marian and
+                                     MADLAD-400, whose source_ids begin with it
       hypotheses                     of beam search, the best first:
         ids      with the token that starts the decoder and the forced one
         score    the sum of the log-probabilities of what follows these; there is no penalty for the length

@@ -8,6 +8,7 @@ It shares no code with lingvo_moe. Importing it needs the standard library alone
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import pathlib
@@ -18,7 +19,31 @@ from tools.hugging_face_golden import sentences
 from tools.hugging_face_golden.sentences import Example
 
 
-class Multilingual:
+class _OfFairseq:
+    """What models whose classes are those of fairseq have in common."""
+
+    def source(self, example: Example) -> str:
+        """Returns the text of an example's source as the tokenizer reads it."""
+        return example.source
+
+    def decoder_input(self, model: Any, labels: list[int]) -> list[int]:
+        """Returns the labels, shifted by Hugging Face's own function, which the model calls when it is given labels."""
+        import torch
+
+        config, module = model.config, importlib.import_module(type(model).__module__)
+        row = torch.tensor([labels])
+        return module.shift_tokens_right(row, config.pad_token_id, config.decoder_start_token_id)[0].tolist()
+
+    def shared(self, model: Any) -> Any:
+        """Returns the embedding that both sides share."""
+        return model.model.shared
+
+    def epsilon(self, model: Any) -> float:
+        """Returns that of layer normalisation."""
+        return model.model.encoder.layers[0].self_attn_layer_norm.eps
+
+
+class Multilingual(_OfFairseq):
     """M2M-100, NLLB-200 and NLLB-MoE: the tokens of both sides begin with their language."""
 
     examples = sentences.EXAMPLES
@@ -52,7 +77,7 @@ class Multilingual:
         return [index for index, layer in enumerate(side.layers) if getattr(layer, "is_sparse", False)]
 
 
-class Marian:
+class Marian(_OfFairseq):
     """Marian: one direction, a SentencePiece model of each side, and one table of the pieces of both."""
 
     examples = sentences.GERMAN_TO_ENGLISH
@@ -83,12 +108,64 @@ class Marian:
         }
 
 
-Family = Multilingual | Marian
+class Madlad:
+    """MADLAD-400, of the class of T5: the source begins with the language of the target."""
+
+    examples = sentences.EXAMPLES
+
+    def source(self, example: Example) -> str:
+        """Returns the text of an example's source as the tokenizer reads it."""
+        return f"<2{sentences.SHORT_NAMES[example.target_language]}> {example.source}"
+
+    def choose_languages(self, tokenizer: Any, example: Example) -> int | None:
+        """Nothing is told the tokenizer, and the model chooses the first token."""
+        return None
+
+    def decoder_input(self, model: Any, labels: list[int]) -> list[int]:
+        """Returns the labels, shifted by Hugging Face's own function, which the model calls when it is given labels."""
+        import torch
+
+        return model._shift_right(torch.tensor([labels]))[0].tolist()
+
+    def positions(self, model: Any, side: str) -> list:
+        """There is no table of positions."""
+        return []
+
+    def embedding_scale(self, model: Any) -> float:
+        """Returns what the embeddings are multiplied by."""
+        return 1.0
+
+    def shared(self, model: Any) -> Any:
+        """Returns the embedding that both sides share."""
+        return model.shared
+
+    def epsilon(self, model: Any) -> float:
+        """Returns that of layer normalisation."""
+        return model.encoder.block[0].layer[0].layer_norm.variance_epsilon
+
+    def facts(self, model: Any, tokenizer: Any) -> dict:
+        """Returns what only this family has."""
+        return {"buckets": {side: self._buckets(getattr(model, side)) for side in ("encoder", "decoder")}}
+
+    def _buckets(self, side: Any) -> list[int]:
+        """Returns the bucket of each distance of a key from the query, from -150 to 150."""
+        import torch
+
+        attention = side.block[0].layer[0].SelfAttention
+        return attention._relative_position_bucket(
+            torch.arange(-150, 151),
+            bidirectional=not attention.is_decoder,
+            num_buckets=attention.relative_attention_num_buckets,
+            max_distance=attention.relative_attention_max_distance,
+        ).tolist()
+
+
+Family = Multilingual | Marian | Madlad
 
 
 def of(model: Any) -> Family:
     """Returns the family of a loaded model."""
-    return Marian() if model.config.model_type == "marian" else Multilingual()
+    return {"marian": Marian, "t5": Madlad}.get(model.config.model_type, Multilingual)()
 
 
 def _adds_bias(model: Any) -> bool:

@@ -14,9 +14,9 @@ from safetensors.numpy import load_file
 from lingvo_moe.testing import hugging_face_models
 from tools.hugging_face_golden import families, sentences
 
-MARIAN = "marian"
+MARIAN, MADLAD = "marian", "madlad"
 NAMES = list(hugging_face_models.CONFIGS)
-MULTILINGUAL = [name for name in NAMES if name != MARIAN]
+MULTILINGUAL = [name for name in NAMES if name not in (MARIAN, MADLAD)]
 # Those of the scores that the Hub's models are searched with are in the golden file of Marian alone.
 KINDS = [*((name, "hypotheses") for name in NAMES), (MARIAN, "renormalized_hypotheses")]
 
@@ -90,7 +90,7 @@ def test_the_golden_hypotheses_are_not_degenerate(name, kind):
     for example, hypothesis in zip(examples, best):
         start, first, *_ = hypothesis["ids"]
         assert start == config["decoder_start_token_id"]
-        assert example["forced_bos_token_id"] == (None if name == MARIAN else first)
+        assert example["forced_bos_token_id"] == (first if name in MULTILINGUAL else None)
         assert hypothesis["score"] > example[kind][1]["score"] + 1e-3
         assert config["pad_token_id"] not in hypothesis["ids"][1:]
 
@@ -125,6 +125,30 @@ def test_the_table_has_rows_that_no_token_has(name):
     golden = _golden(name)
     assert golden["facts"]["vocabulary"] >= len(golden["tokens"]) + 2
     assert set(golden["facts"]["tokens"].values()) == {len(golden["tokens"])}
+
+
+def test_a_source_of_madlad_begins_with_the_language_of_its_target():
+    """After a piece for the space before it, and before the pieces that the text has by itself; targets have none."""
+    golden, short = _golden(MADLAD), sentences.SHORT_NAMES
+    file = hugging_face_models.TOKENIZERS / MADLAD / "spiece.model"
+    own = sentencepiece.SentencePieceProcessor(model_file=str(file))
+    for example in golden["examples"]:
+        space, language, *ids = (golden["tokens"][number] for number in example["source_ids"])
+        assert (space, language, ids[-1]) == ("▁", f"<2{short[example['target_language']]}>", "</s>")
+        assert example["source_ids"][2:-1] == own.encode(example["source"] or " ")[: len(ids) - 1]
+        assert example["labels"] == [*own.encode(example["target"]), own.eos_id()]
+    assert golden["facts"]["vocabulary"] == len(golden["tokens"]) == own.vocab_size()
+
+
+def test_madlads_buckets():
+    """Of distances before a query and, in the encoder, after it; the same from 128 on; half of them for one distance."""
+    buckets = {side: np.array(found) for side, found in _golden(MADLAD)["facts"]["buckets"].items()}
+    middle = 150
+    assert buckets["decoder"][middle - 16 : middle + 1].tolist() == list(range(16, -1, -1))
+    assert not buckets["decoder"][middle:].any() and (buckets["decoder"][: middle - 127] == 31).all()
+    before, after = buckets["encoder"][:middle], buckets["encoder"][middle + 1 :]
+    assert before[-8:].tolist() == list(range(8, 0, -1)) and (before[:-127] == 15).all() and before[-90] < 15
+    np.testing.assert_array_equal(after, 16 + before[::-1])
 
 
 def _marian_pieces(side: str) -> sentencepiece.SentencePieceProcessor:

@@ -1,4 +1,4 @@
-"""Writes the tokenizers' files of the tiny models as the Hub has them: NLLB's, M2M-100's and Marian's.
+"""Writes the tokenizers' files of the tiny models as the Hub has them: NLLB's, M2M-100's, Marian's and MADLAD-400's.
 
     python -m tools.hugging_face_golden.tokenizer_files DIRECTORY
 
@@ -33,9 +33,9 @@ _RULES = "00A0\t0020\n2026\t002E 002E 002E\nFB01\t0066 0069\n0061 0308\t00E4\n"
 
 
 def main(arguments: list[str]):
-    """Writes DIRECTORY/nllb, DIRECTORY/m2m and DIRECTORY/marian."""
+    """Writes DIRECTORY/nllb, DIRECTORY/m2m, DIRECTORY/marian and DIRECTORY/madlad."""
     directory = pathlib.Path(arguments[1])
-    for name in ("nllb", "m2m", "marian"):
+    for name in ("nllb", "m2m", "marian", "madlad"):
         (directory / name).mkdir(parents=True, exist_ok=True)
     model = _train(sentences.TRAINING, _PIECES, model_type="bpe", normalization_rule_name="identity")
     for name, write in {"nllb": _write_nllb, "m2m": _write_m2m}.items():
@@ -43,6 +43,7 @@ def main(arguments: list[str]):
         file.write_bytes(model)
         write(file)
     _write_marian(directory / "marian")
+    _write_madlad(directory / "madlad")
 
 
 def _train(texts: Iterable[str], pieces: int, **settings: Any) -> bytes:
@@ -108,17 +109,36 @@ def _write_marian(directory: pathlib.Path):
     _write_json(directory / "tokenizer_config.json", {"target_lang": "en", "source_lang": "de"})
 
 
-def _train_unigrams(texts: Iterable[str], pieces: int) -> bytes:
+def _write_madlad(directory: pathlib.Path):
+    """Writes the files of the Hub's models."""
+    import transformers
+
+    languages = [f"<2{language}>" for language in sentences.SHORT_NAMES.values()]
+    settings = {"user_defined_symbols": languages, "remove_extra_whitespaces": False}
+    model = _train_unigrams(sentences.TRAINING, _PIECES, **settings)
+    file = directory / "spiece.model"
+    file.write_bytes(model)
+    ends = {"eos_token": "</s>", "pad_token": "<s>", "unk_token": "<unk>"}
+    transformers.T5Tokenizer(str(file), extra_ids=0, legacy=False, **ends).save_pretrained(directory)
+    _minify(directory)
+
+
+def _train_unigrams(texts: Iterable[str], pieces: int, **settings: Any) -> bytes:
     from sentencepiece import sentencepiece_model_pb2
 
     with tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
         rules.write(_RULES)
         rules.flush()
         # With one thread, for the order of sums.
-        model = _train(texts, pieces, model_type="unigram", normalization_rule_tsv=rules.name, num_threads=1)
+        rule = {"normalization_rule_tsv": rules.name}
+        model = _train(texts, pieces, model_type="unigram", num_threads=1, **rule, **settings)
     messages: Any = sentencepiece_model_pb2  # protobuf makes its classes when it is imported
     proto = messages.ModelProto.FromString(model)
     proto.normalizer_spec.ClearField("normalization_rule_tsv")  # the name of the temporary file
+    kinds = messages.ModelProto.SentencePiece.Type
+    for piece in proto.pieces:
+        if piece.type == kinds.USER_DEFINED:
+            piece.type = kinds.NORMAL  # as MADLAD-400's languages, with the score 0
     return proto.SerializeToString(deterministic=True)
 
 

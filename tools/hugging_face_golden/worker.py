@@ -46,13 +46,13 @@ def golden(directory: pathlib.Path) -> dict:
     family = families.of(model)
     tokenizers = _tokenizers(directory)
     encoded = [_encoded(family, tokenizers, example) for example in family.examples]
-    values = _teacher_forced(model, tokenizers["slow"], encoded)
+    values = _teacher_forced(family, model, tokenizers["slow"], encoded)
     hypotheses = _all_hypotheses(model, tokenizers["slow"], encoded)
     return {
         "versions": _versions(),
         "facts": _facts(family, model, tokenizers),
         "weights": _saved_weights(model),
-        "tied_names": _tied_names(model),
+        "tied_names": _tied_names(family, model),
         "positions": _positions(family, model),
         "tokens": tokenizers["slow"].convert_ids_to_tokens(range(len(tokenizers["slow"]))),
         "examples": [
@@ -73,7 +73,7 @@ def _tokenizers(directory: pathlib.Path) -> dict:
 
 def _positions(family: Family, model) -> list[list[float]]:
     """Returns the first rows of the table of positions, which both sides have."""
-    rows, others = ([_rounded(row) for row in family.positions(model, side)[:5].tolist()] for side in _SIDES)
+    rows, others = ([_rounded(row.tolist()) for row in family.positions(model, side)[:5]] for side in _SIDES)
     if rows != others:
         raise ValueError("the encoder and the decoder have different positions")
     return rows
@@ -91,7 +91,7 @@ def _encoded(family: Family, tokenizers: dict, example: Example) -> dict:
 def _ids(family: Family, tokenizer, example: Example) -> dict:
     first = family.choose_languages(tokenizer, example)
     return {
-        "source_ids": tokenizer(example.source)["input_ids"],
+        "source_ids": tokenizer(family.source(example))["input_ids"],
         "labels": tokenizer(text_target=example.target)["input_ids"],
         "forced_bos_token_id": first,
     }
@@ -101,11 +101,11 @@ def _padded(tokenizer, rows: list[list[int]]):
     return tokenizer.pad({"input_ids": rows}, return_tensors="pt")
 
 
-def _teacher_forced(model, tokenizer, encoded: list[dict]) -> list[dict]:
+def _teacher_forced(family: Family, model, tokenizer, encoded: list[dict]) -> list[dict]:
     """Returns the log-probabilities of all labels, in one batch with padding, and more of the first example."""
     import torch
 
-    rows = [_decoder_input(model, ids["labels"]) for ids in encoded]
+    rows = [family.decoder_input(model, ids["labels"]) for ids in encoded]
     source = _padded(tokenizer, [ids["source_ids"] for ids in encoded])
     out = model(**source, decoder_input_ids=_padded(tokenizer, rows)["input_ids"])
     log_probabilities = torch.log_softmax(out.logits, -1)
@@ -118,18 +118,6 @@ def _teacher_forced(model, tokenizer, encoded: list[dict]) -> list[dict]:
     results[0]["logits"] = [_rounded(row) for row in out.logits[0, :2].tolist()]
     results[0]["encoder_output"] = [_rounded(row) for row in out.encoder_last_hidden_state[0, :length, :4].tolist()]
     return results
-
-
-def _decoder_input(model, labels: list[int]) -> list[int]:
-    """Returns the labels, shifted by Hugging Face's own function, which the model calls when it is given labels."""
-    import importlib
-
-    import torch
-
-    config = model.config
-    module = importlib.import_module(type(model).__module__)
-    row = torch.tensor([labels])
-    return module.shift_tokens_right(row, config.pad_token_id, config.decoder_start_token_id)[0].tolist()
 
 
 def _alone(model, source_ids: list[int], decoder_input: list[int], labels: list[int], excluded=()) -> list[float]:
@@ -237,14 +225,13 @@ def _versions() -> dict:
 
 def _facts(family: Family, model, tokenizers: dict) -> dict:
     slow = tokenizers["slow"]
-    base = model.model
     languages = [token for token in slow.additional_special_tokens if token in slow.get_vocab()]
     return {
         "class": type(model).__name__,
         "attention": model.config._attn_implementation,
         "embedding_scale": family.embedding_scale(model),
-        "vocabulary": base.shared.num_embeddings,
-        "layer_norm_epsilon": base.encoder.layers[0].self_attn_layer_norm.eps,
+        "vocabulary": family.shared(model).num_embeddings,
+        "layer_norm_epsilon": family.epsilon(model),
         "tokenizers": {kind: type(tokenizer).__name__ for kind, tokenizer in tokenizers.items()},
         "tokens": {kind: len(tokenizer) for kind, tokenizer in tokenizers.items()},
         "special_ids": {token: slow.convert_tokens_to_ids(token) for token in _special_tokens(slow)},
@@ -274,15 +261,15 @@ def _saved_weights(model) -> dict:
     return {name: list(weight.shape) for name, weight in sorted(weights.items())}
 
 
-def _tied_names(model) -> list[str]:
-    """Returns the names of the model's own state by which it has `model.shared.weight`, and which files lack.
+def _tied_names(family: Family, model) -> list[str]:
+    """Returns the names of the model's own state by which it has the shared table, and which files lack.
 
     Files may lack positions, too, which are computed.
     """
     saved = _saved_weights(model)
     own = model.state_dict()
     names = sorted(set(own) - set(saved) - set(model._keys_to_ignore_on_save or ()))
-    if any(own[name].data_ptr() != model.model.shared.weight.data_ptr() for name in names):
+    if any(own[name].data_ptr() != family.shared(model).weight.data_ptr() for name in names):
         raise ValueError(f"not all of {names} are tied to the shared table")
     return names
 
