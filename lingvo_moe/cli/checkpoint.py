@@ -14,7 +14,7 @@ import jax
 
 from lingvo_moe import experiment, registry
 from lingvo_moe.cli.run_config import CheckpointConfig
-from lingvo_moe.data.tokenizer import SIDES
+from lingvo_moe.data.tokenizer import SIDES, UNKNOWN_LANGUAGE
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.importing import export, hugging_face, tokenizer_files
 from lingvo_moe.importing.model_directory import CONFIG
@@ -274,6 +274,8 @@ def _from_directory(config: CheckpointConfig, directory: pathlib.Path):
     if source.languages:
         named = "" if source.names_target else "--source_language and "
         languages = f"{counted(len(source.languages), 'language')}; `translate` takes {named}--target_language"
+    elif {source.own_language, target.own_language} == {UNKNOWN_LANGUAGE}:
+        languages = "no certain language"
     else:
         languages = f"{source.own_language} and {target.own_language}"
     _logger.info("%s: weights of %s, and tokenizers of %s.", logdir, found.name, languages)

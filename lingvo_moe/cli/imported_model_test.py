@@ -173,6 +173,20 @@ def test_a_translator_of_t5s_class_is_trained_on_and_exported(tmp_path, lines, d
         np.testing.assert_array_max_ulp(value, expected, 1)
 
 
+def test_a_switch_transformer_fills_in_gaps_and_explains_its_experts(tmp_path, capsys):
+    """Without flags, as it knows no languages; each token has one expert."""
+    hugging_face_models.write(tmp_path / "model", "switch")
+    logdir, explained = f"--logdir={tmp_path / 'log'}", tmp_path / "explained.jsonl"
+    assert _run("checkpoint", "convert", f"--input={tmp_path / 'model'}", logdir) == 0
+    assert re.search(r"weights of switch.Base\d+, and tokenizers of no certain language", capsys.readouterr().err)
+    (tmp_path / "gaps.txt").write_text("The <extra_id_0> is cold in the <extra_id_1>.\n")
+    assert _run("translate", logdir, *_FAST, f"--input={tmp_path / 'gaps.txt'}", f"--explain={explained}") == 0
+    assert capsys.readouterr().out.strip()
+    (line,) = map(json.loads, explained.read_text().splitlines())
+    assert line["source"][1] == "▁<extra_id_0>" and line["translation"][0] == "<pad>"
+    assert all(len(experts) == 1 for experts in line["encoder/2"]) and "encoder/1" not in line
+
+
 @pytest.mark.parametrize(
     "languages, expected",
     [

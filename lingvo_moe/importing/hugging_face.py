@@ -18,7 +18,14 @@ from lingvo_moe import experiment as experiments
 from lingvo_moe import overrides, registry
 from lingvo_moe.data.tokenizer import Tokenizer
 from lingvo_moe.errors import UserError
-from lingvo_moe.importing import fairseq_models, marian_models, model_directory, t5_models, weights
+from lingvo_moe.importing import (
+    fairseq_models,
+    madlad_models,
+    marian_models,
+    model_directory,
+    switch_models,
+    weights,
+)
 from lingvo_moe.importing.family import Family
 from lingvo_moe.importing.model_config import Fields
 from lingvo_moe.importing.model_directory import CONFIG
@@ -28,7 +35,8 @@ _FAMILIES: Mapping[str, Family] = {
     "m2m_100": fairseq_models.Multilingual(),
     "nllb-moe": fairseq_models.WithExperts(),
     "marian": marian_models.Marian(),
-    "t5": t5_models.T5(),
+    "t5": madlad_models.Madlad(),
+    "switch_transformers": switch_models.Switch(),
 }
 # The families of registered models with imported weights.
 REGISTERED = tuple(dict.fromkeys(name for family in _FAMILIES.values() for name in family.registered))

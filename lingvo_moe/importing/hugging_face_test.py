@@ -146,6 +146,7 @@ def test_the_search_finds_the_same(case, devices):
     examples = case.examples
     if case.forces_first:
         examples = [each for each in examples if each["target_language"] == LANGUAGE]
+    examples = examples[: len(examples) // devices * devices]
     config = dataclasses.replace(case.experiment, mesh=DeviceMesh((devices,)), decoding_batch=len(examples))
     batch = case.batch(*examples)["source"]
     config = dataclasses.replace(config, input=dataclasses.replace(config.texts, source_length=LENGTH))
@@ -202,7 +203,7 @@ def test_experts_are_scaled_by_the_default_of_hugging_face(directory):
     "changes, message",
     [
         ({"model_type": ["m2m_100"]}, "config.json has model_type .'m2m_100'.; expected one of m2m_100"),
-        ({"model_type": "t6"}, "config.json has model_type 't6'; expected one of m2m_100 .*, t5 .MADLAD-400."),
+        ({"model_type": "t6"}, "config.json has model_type 't6'; expected one of m2m_100 .*, t5 .MADLAD-400., switch"),
         ({"activation_function": "gelu"}, "activation_function 'gelu'; only 'relu' can be imported"),
         ({"scale_embedding": False}, "scale_embedding False; only True can be imported"),
         ({"d_model": 30}, "d_model 30; expected a multiple of the 4 heads"),
@@ -270,7 +271,10 @@ def test_a_model_of_marian_that_is_another_kind_is_an_error(tmp_path, changes, m
         ({"layer_norm_epsilon": 1e-5}, "layer_norm_epsilon 1e-05; only 1e-06 can be imported"),
         ({"relative_attention_num_buckets": 31}, "is of no model that can be imported: .*relative_buckets is 31"),
         ({"relative_attention_num_buckets": 10**9}, "buckets 10+; expected a whole number from 1 to"),
-        ({"num_decoder_layers": 4}, "there is no tensor decoder.block.2.layer.1.EncDecAttention.k.weight, which config"),
+        (
+            {"num_decoder_layers": 4},
+            "there is no tensor decoder.block.2.layer.1.EncDecAttention.k.weight, which config",
+        ),
         ({"d_kv": 8}, r"EncDecAttention.k.weight has the shape \[64, 32\]; by config.json, \[32, 32\] is expected"),
         ({"decoder_start_token_id": 1}, "decoder_start_token_id 1; expected 0, that of spiece.model"),
         ({"vocab_size": 299}, "the tokenizer has 300 pieces, but config.json has vocab_size 299, so they are of two"),
@@ -282,6 +286,41 @@ def test_a_model_of_t5_that_is_another_kind_is_an_error(tmp_path, changes, messa
     (tmp_path / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(UserError, match=message):
         hugging_face.read(tmp_path, "--input")
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"feed_forward_proj": "gated-gelu"}, "feed_forward_proj 'gated-gelu'; only 'relu' can be imported"),
+        ({"router_bias": True}, "router_bias True; only False can be imported"),
+        ({"num_sparse_encoder_layers": 3}, "num_sparse_encoder_layers 3; expected a divisor of the 4 layers"),
+        ({"num_sparse_decoder_layers": 0}, "num_sparse_decoder_layers 0; expected a whole number from 1 to 1,000"),
+        ({"num_sparse_encoder_layers": 4}, "there is no tensor encoder.block.0.layer.1.mlp.router.classifier.weight"),
+        (
+            {"num_sparse_encoder_layers": 1},
+            "there is no tensor encoder.block.3.layer.1.mlp.wi.weight, which config.json",
+        ),
+        ({"num_experts": 8}, r"mlp.router.classifier.weight has the shape \[4, 32\]; by config.json, \[8, 32\] is exp"),
+        ({"decoder_start_token_id": 2}, "decoder_start_token_id 2; expected 0, that of spiece.model"),
+        ({"vocab_size": 309}, "the tokenizer has 310 pieces, but config.json has vocab_size 309, so they are of two"),
+    ],
+)
+def test_a_switch_transformer_that_is_another_kind_is_an_error(tmp_path, changes, message):
+    hugging_face_models.write(tmp_path, "switch")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(UserError, match=message):
+        hugging_face.read(tmp_path, "--input")
+
+
+def test_experts_are_in_the_layers_of_the_sparse_step(tmp_path):
+    """The second layer, and every third one from there on."""
+    hugging_face_models.write(tmp_path, "switch")
+    config = json.loads((tmp_path / "config.json").read_text())
+    changes = {"num_layers": 6, "num_sparse_encoder_layers": 2, "num_decoder_layers": 3, "num_sparse_decoder_layers": 3}
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    model = hugging_face.describe(tmp_path, "it").model
+    assert model.layer_patterns == {"encoder": ("dense", "moe", "dense"), "decoder": ("moe",)}
 
 
 def test_other_rows_of_the_table_are_never_predicted(tmp_path):
@@ -343,6 +382,7 @@ def test_a_model_of_marian_may_have_relu_and_tables_of_positions(tmp_path):
     [
         ("nllb", "model.shared.weight", "lm_head.weight"),
         ("madlad", "shared.weight", "decoder.embed_tokens.weight"),  # as the published files
+        ("switch", "shared.weight", "lm_head.weight"),
     ],
 )
 def test_a_copy_of_the_embeddings_stands_for_them(tmp_path, model, name, copy):

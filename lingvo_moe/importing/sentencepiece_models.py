@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import sentencepiece
@@ -15,11 +15,16 @@ from lingvo_moe.errors import UserError
 
 NAMES = {"pad": "<pad>", "eos": "</s>", "bos": "<s>", "unk": "<unk>"}
 _NOT_IN_PIECES = re.compile("[\0\ud800-\udfff]")
-_FIRST = ["<unk>", "<s>", "</s>"]  # of each model that fairseq or Marian reads
+_FIRST = ("<unk>", "<s>", "</s>")  # of models that fairseq or Marian reads, and of MADLAD-400's
 
 
-def read(path: pathlib.Path, name: str) -> Any:
-    """Reads a SentencePiece model as a message; its first pieces are special.
+def read(path: pathlib.Path, name: str, first: Sequence[str] = _FIRST) -> Any:
+    """Reads a SentencePiece model as a message.
+
+    Args:
+      path: of the file.
+      name: what messages call the directory.
+      first: the pieces that the model begins with, which are special; three.
 
     Raises:
       UserError: which begins with `name`; the file is missing or corrupt, or begins with other pieces.
@@ -35,8 +40,8 @@ def read(path: pathlib.Path, name: str) -> Any:
     except RuntimeError:
         raise UserError(f"{name}: {path.name} is not a complete SentencePiece model; copy it again.") from None
     model = messages.ModelProto.FromString(content)
-    if (first := [piece.piece for piece in model.pieces[: len(_FIRST)]]) != _FIRST:
-        raise UserError(f"{name}: {path.name} begins with the pieces {first}; expected {_FIRST}; copy it again.")
+    if (found := [piece.piece for piece in model.pieces[: len(first)]]) != list(first):
+        raise UserError(f"{name}: {path.name} begins with the pieces {found}; expected {list(first)}; copy it again.")
     return model
 
 
@@ -50,12 +55,12 @@ def pieces_of(model: Any, path: pathlib.Path, name: str) -> dict[str, Any]:
     """Returns the pieces of a model by their text, without special ones; raises UserError if there are none."""
     pieces = {piece.piece: piece for piece in model.pieces[len(_FIRST) :]}
     if not pieces:
-        raise UserError(f"{name}: {path.name} has no pieces besides {_FIRST}; copy it again.")
+        raise UserError(f"{name}: {path.name} has no pieces besides its first {len(_FIRST)}; copy it again.")
     return pieces
 
 
 def piece(text: str, kind: str, score: float = 0.0) -> Any:
-    """Returns a piece as a message; kinds are `NORMAL`, `CONTROL`, `UNUSED` and `UNKNOWN`."""
+    """Returns a piece as a message; kinds are those of SentencePiece: `NORMAL`, `CONTROL`, `UNUSED`, for instance."""
     messages: Any = sentencepiece_model_pb2
     pieces = messages.ModelProto.SentencePiece
     return pieces(piece=text, type=pieces.Type.Value(kind), score=score)

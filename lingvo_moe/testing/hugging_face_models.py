@@ -1,4 +1,4 @@
-"""Tiny random models as directories of the Hugging Face Hub: M2M-100, NLLB-200, NLLB-MoE, Marian and MADLAD-400.
+"""Tiny random models as directories of the Hugging Face Hub: translators, and Switch Transformers.
 
 It needs NumPy and safetensors alone. Names and shapes of the weights are those that Hugging Face's `save_pretrained`
 writes; the golden files, which its code wrote, have them too.
@@ -16,162 +16,13 @@ from collections.abc import Iterator
 import numpy as np
 from safetensors.numpy import save_file
 
+from lingvo_moe.testing.hugging_face_configs import CONFIGS, GENERATION
+
 TOKENIZERS = pathlib.Path(__file__).parents[2] / "testdata" / "golden" / "hugging_face"
 INDEX = "model.safetensors.index.json"
 
-_SPECIAL_IDS = {"bos_token_id": 0, "decoder_start_token_id": 2, "eos_token_id": 2, "pad_token_id": 1}
-# Marian's rows: the end, <unk>, the pieces, and padding.
-_MARIAN_ROWS = 163
-_MARIAN_IDS = {
-    "bos_token_id": 0,
-    "decoder_start_token_id": _MARIAN_ROWS - 1,
-    "eos_token_id": 0,
-    "pad_token_id": _MARIAN_ROWS - 1,
-}
-_MARIAN_SEARCH = {
-    "bad_words_ids": [[_MARIAN_ROWS - 1]],
-    "forced_eos_token_id": 0,
-    "max_length": 512,
-    "num_beams": 6,
-    **_MARIAN_IDS,
-}
-
-
-_T5_IDS = {"decoder_start_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
-
-
-def _of_both_sides(**values: int | float) -> dict:
-    return {f"{side}_{name}": value for name, value in values.items() for side in ("encoder", "decoder")}
-
-
-_COMMON = {
-    "d_model": 32,
-    "activation_function": "relu",
-    "activation_dropout": 0.0,
-    "attention_dropout": 0.1,
-    "dropout": 0.1,
-    "init_std": 0.02,
-    "is_encoder_decoder": True,
-    "max_length": 200,
-    "max_position_embeddings": 64,
-    "scale_embedding": True,
-    "tie_word_embeddings": True,
-    "use_cache": True,
-    "torch_dtype": "float32",
-    **_SPECIAL_IDS,
-}
-# What facebook/nllb-200-distilled-600M, facebook/nllb-moe-54b, facebook/m2m100_418M, Helsinki-NLP/opus-mt-de-en and
-# google/madlad400-3b-mt have, with small dimensions.
-CONFIGS = {
-    "nllb": {
-        "architectures": ["M2M100ForConditionalGeneration"],
-        "model_type": "m2m_100",
-        "tokenizer_class": "NllbTokenizer",
-        "vocab_size": 506,  # 300 pieces, one more for <pad>, 202 languages, <mask>, and two rows that nothing uses
-        **_of_both_sides(attention_heads=4, ffn_dim=64, layerdrop=0),
-        "encoder_layers": 3,
-        "decoder_layers": 2,
-        "num_hidden_layers": 3,
-        **_COMMON,
-    },
-    "nllb_moe": {
-        "architectures": ["NllbMoeForConditionalGeneration"],
-        "model_type": "nllb-moe",
-        "tokenizer_class": "NllbTokenizer",
-        "vocab_size": 506,
-        **_of_both_sides(attention_heads=4, ffn_dim=64, layerdrop=0, layers=4, sparse_step=2),
-        "num_hidden_layers": 4,
-        "num_experts": 4,
-        "expert_capacity": 64,
-        "moe_eval_capacity_token_fraction": 1.0,
-        "moe_token_dropout": 0.2,
-        "normalize_router_prob_before_dropping": False,
-        "batch_prioritized_routing": False,
-        "router_bias": False,
-        "router_dtype": "float32",
-        "router_ignore_padding_tokens": False,
-        "router_aux_loss_coef": 0.001,
-        "router_z_loss_coef": 0.001,
-        "output_router_logits": False,
-        "second_expert_policy": "all",
-        **_COMMON,
-    },
-    "m2m": {
-        "architectures": ["M2M100ForConditionalGeneration"],
-        "model_type": "m2m_100",
-        "vocab_size": 407,  # 299 entries of vocab.json, 100 languages, and the eight rows of fairseq's made-up words
-        **_of_both_sides(attention_heads=2, ffn_dim=64, layerdrop=0.05, layers=2),
-        "num_hidden_layers": 2,
-        "early_stopping": True,
-        "gradient_checkpointing": False,
-        "num_beams": 5,
-        **_COMMON,
-    },
-    "marian": {
-        "architectures": ["MarianMTModel"],
-        "model_type": "marian",
-        "vocab_size": _MARIAN_ROWS,
-        "decoder_vocab_size": _MARIAN_ROWS,
-        "d_model": 32,
-        **_of_both_sides(attention_heads=4, ffn_dim=64, layerdrop=0.0),
-        "encoder_layers": 3,
-        "decoder_layers": 2,
-        "num_hidden_layers": 3,
-        "activation_function": "swish",
-        "activation_dropout": 0.0,
-        "attention_dropout": 0.0,
-        "dropout": 0.1,
-        "classif_dropout": 0.0,
-        "classifier_dropout": 0.0,
-        "init_std": 0.02,
-        "is_encoder_decoder": True,
-        "max_position_embeddings": 64,
-        "normalize_before": False,
-        "normalize_embedding": False,
-        "add_final_layer_norm": False,
-        "add_bias_logits": False,
-        "static_position_embeddings": True,
-        "scale_embedding": True,
-        "share_encoder_decoder_embeddings": True,
-        "gradient_checkpointing": False,
-        "use_cache": True,
-        **_MARIAN_SEARCH,
-    },
-    "madlad": {
-        "architectures": ["T5ForConditionalGeneration"],
-        "model_type": "t5",
-        "vocab_size": 300,
-        "d_model": 32,
-        "d_kv": 16,
-        "d_ff": 64,
-        "num_heads": 4,
-        "num_layers": 3,
-        "num_decoder_layers": 2,
-        "feed_forward_proj": "gated-gelu",
-        "layer_norm_epsilon": 1e-06,
-        "relative_attention_num_buckets": 32,
-        "relative_attention_max_distance": 128,
-        "dropout_rate": 0.1,
-        "initializer_factor": 1.0,
-        "is_encoder_decoder": True,
-        "n_positions": 512,
-        "output_past": True,
-        "tie_word_embeddings": False,
-        "use_cache": True,
-        **_T5_IDS,
-    },
-}
-_FAIRSEQ_GENERATION = {"_from_model_config": True, "max_length": 200, **_SPECIAL_IDS}
-# What generation_config.json has. Padding, whose logit is zero, has no part in the probabilities of Marian's search.
-_GENERATION = {
-    "nllb": _FAIRSEQ_GENERATION,
-    "nllb_moe": _FAIRSEQ_GENERATION,
-    "m2m": _FAIRSEQ_GENERATION,
-    "marian": {"renormalize_logits": True, **_MARIAN_SEARCH},
-    "madlad": {"_from_model_config": True, **_T5_IDS},
-}
 # The directory of each model's tokenizer below TOKENIZERS.
-TOKENIZER_OF = {"nllb": "nllb", "nllb_moe": "nllb", "m2m": "m2m", "marian": "marian", "madlad": "madlad"}
+TOKENIZER_OF = {name: "nllb" if name == "nllb_moe" else name for name in CONFIGS}
 # The ids that a text's pieces have; other rows of the table are special tokens, languages or unused.
 _PIECES = {
     "nllb": range(4, 301),
@@ -179,9 +30,10 @@ _PIECES = {
     "m2m": range(4, 299),
     "marian": range(2, 162),
     "madlad": range(8, 300),
+    "switch": range(3, 300),
 }
 # Chosen so that beam search ends by itself and its best hypotheses differ in score.
-_SEEDS = {"nllb": 77, "nllb_moe": 14, "m2m": 51, "marian": 590, "madlad": 1}
+_SEEDS = {"nllb": 77, "nllb_moe": 14, "m2m": 51, "marian": 590, "madlad": 1, "switch": 7}
 # The standard deviation of the table, and how much larger it is in the end's row, so that its chance varies.
 _SPREAD, _END_SPREAD = 0.3, 2.0
 # The standard deviation of the last norm's bias.
@@ -198,8 +50,10 @@ _SPREADS_OF_T5 = {"shared.weight": 1.0, "lm_head.weight": 0.2}
 _QUERY_SPREAD = 0.25
 # How much of a token is added to the softmax's row of its successor, and of every so many tokens to that of the end.
 _SUCCESSOR_OF_T5, _END_OF_T5, _LAST_OF = 0.35, 0.08, 5
+_END_OF_SWITCH = 1.7
 # How much likelier the weights make the end, and how much less likely the rows of no piece: logits.
 _END, _NO_PIECE = 3.0, -4.0
+_OF_T5 = ("madlad", "switch")
 _MAX_SHARD_BYTES = {"nllb_moe": 160_000}
 _WITHOUT_ADDED_TOKENS = ("nllb_moe",)
 
@@ -208,7 +62,7 @@ def shapes(model: str) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of a model's weights by their names in model.safetensors."""
     config = CONFIGS[model]
     width = config["d_model"]
-    if config["model_type"] == "t5":
+    if model in _OF_T5:
         return dict(_shapes_of_t5(config))
     return {
         "model.shared.weight": (config["vocab_size"], width),
@@ -248,24 +102,37 @@ def _feed_forward(config: dict, side: str, layer: int, prefix: str) -> Iterator[
 
 
 def _shapes_of_t5(config: dict) -> Iterator[tuple[str, tuple[int, ...]]]:
-    width, hidden, heads = config["d_model"], config["d_ff"], config["num_heads"]
+    width, heads = config["d_model"], config["num_heads"]
     joined = heads * config["d_kv"]
-    feed_forward = {"wi_0": (hidden, width), "wi_1": (hidden, width), "wo": (width, hidden)}
     attention = {**dict.fromkeys("qkv", (joined, width)), "o": (width, joined)}
     yield "shared.weight", (config["vocab_size"], width)
-    yield "lm_head.weight", (config["vocab_size"], width)
+    if not config.get("tie_word_embeddings", True):
+        yield "lm_head.weight", (config["vocab_size"], width)
     for side, layers in (("encoder", config["num_layers"]), ("decoder", config["num_decoder_layers"])):
-        sublayers = {"SelfAttention": attention, "DenseReluDense": feed_forward}
-        if side == "decoder":
-            sublayers = {"SelfAttention": attention, "EncDecAttention": attention, "DenseReluDense": feed_forward}
         table = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         yield table, (config["relative_attention_num_buckets"], heads)
-        for layer, (index, (sublayer, matrices)) in itertools.product(range(layers), enumerate(sublayers.items())):
-            prefix = f"{side}.block.{layer}.layer.{index}"
-            yield f"{prefix}.layer_norm.weight", (width,)
-            for matrix, shape in matrices.items():
-                yield f"{prefix}.{sublayer}.{matrix}.weight", shape
+        attentions = ["SelfAttention"] + ["EncDecAttention"] * (side == "decoder")
+        for layer in range(layers):
+            prefix = f"{side}.block.{layer}.layer"
+            for index, name in enumerate(attentions):
+                yield f"{prefix}.{index}.layer_norm.weight", (width,)
+                yield from ((f"{prefix}.{index}.{name}.{matrix}.weight", shape) for matrix, shape in attention.items())
+            yield f"{prefix}.{len(attentions)}.layer_norm.weight", (width,)
+            yield from _feed_forward_of_t5(config, side, layer, f"{prefix}.{len(attentions)}")
         yield f"{side}.final_layer_norm.weight", (width,)
+
+
+def _feed_forward_of_t5(config: dict, side: str, layer: int, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    width, hidden = config["d_model"], config["d_ff"]
+    owners, inputs = [f"{prefix}.DenseReluDense"], ("wi_0", "wi_1")
+    if config["model_type"] == "switch_transformers":
+        owners, inputs = [f"{prefix}.mlp"], ("wi",)
+        if layer % config[f"{side}_sparse_step"] == 1:
+            yield f"{prefix}.mlp.router.classifier.weight", (config["num_experts"], width)
+            owners = [f"{prefix}.mlp.experts.expert_{expert}" for expert in range(config["num_experts"])]
+    for owner in owners:
+        yield from ((f"{owner}.{matrix}.weight", (hidden, width)) for matrix in inputs)
+        yield f"{owner}.wo.weight", (width, hidden)
 
 
 def _linear(name: str, inputs: int, outputs: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -287,8 +154,11 @@ def weights(model: str, seed: int | None = None) -> dict[str, np.ndarray]:
     """
     seed = _SEEDS[model] if seed is None else seed
     values = {name: _values(f"{model}/{seed}/{name}", shape) for name, shape in shapes(model).items()}
-    if CONFIGS[model]["model_type"] == "t5":
+    if model == "madlad":
         _shape_logits(model, values)
+    elif model == "switch":
+        _add_successors(model, values)
+        _shape_table(model, values)
     else:
         _add_successors(model, values)
         _shape_outputs(model, values)
@@ -327,18 +197,20 @@ def _add_successors(model: str, values: dict[str, np.ndarray]):
     The pieces' rows of the table are a chain, each the rotation of the one before it; the last feed-forward layer
     rotates what it reads, and takes away some of it: x is relu(x) - relu(-x), and also swish(x) - swish(-x).
     """
-    table = values["model.shared.weight"]
+    table = values["shared.weight" if model in _OF_T5 else "model.shared.weight"]
     width = table.shape[1]
     draw = np.random.default_rng(_hash(model))
     rotation = np.linalg.qr(draw.standard_normal((width, width)))[0]
     for row, following in itertools.pairwise(draw.permutation(_PIECES[model])):
         table[following] = 0.95 * rotation @ table[row] + 0.3 * table[following]
     step = _SUCCESSOR * (rotation - _OWN * np.eye(width))
-    parts = {
-        "fc1.weight": np.concatenate([np.eye(width), -np.eye(width)]),
-        "fc2.weight": np.concatenate([step, -step], axis=1),
-    }
-    last = f"model.decoder.layers.{CONFIGS[model]['decoder_layers'] - 1}."
+    both, rotated = np.concatenate([np.eye(width), -np.eye(width)]), np.concatenate([step, -step], axis=1)
+    if model in _OF_T5:
+        parts = {"wi.weight": both, "wo.weight": rotated}
+        last = f"decoder.block.{CONFIGS[model]['num_decoder_layers'] - 1}.layer.2."
+    else:
+        parts = {"fc1.weight": both, "fc2.weight": rotated}
+        last = f"model.decoder.layers.{CONFIGS[model]['decoder_layers'] - 1}."
     for name in values:
         for suffix, part in parts.items():
             if name.startswith(last) and name.endswith(suffix):
@@ -346,13 +218,21 @@ def _add_successors(model: str, values: dict[str, np.ndarray]):
 
 
 def _shape_logits(model: str, values: dict[str, np.ndarray]):
-    """Does what the two functions around do, for T5: its softmax has weights of its own, and there are no biases."""
+    """Does what `_add_successors` and `_shape_outputs` do, in a softmax with weights of its own, and without biases."""
     table, softmax = values["shared.weight"], values["lm_head.weight"]
     rows = np.random.default_rng(_hash(model)).permutation(_PIECES[model])
     softmax[: _PIECES[model].start] *= 0.2
     for row, following in itertools.pairwise(rows):
         softmax[following] += _SUCCESSOR_OF_T5 * table[row]
     softmax[CONFIGS[model]["eos_token_id"]] += _END_OF_T5 * table[rows[::_LAST_OF]].sum(0)
+
+
+def _shape_table(model: str, values: dict[str, np.ndarray]):
+    """Does what `_shape_outputs` does, without any bias: the end's row is larger, and those of no piece are small."""
+    config, table = CONFIGS[model], values["shared.weight"]
+    end = config["eos_token_id"]
+    table[[row for row in range(len(table)) if row not in _PIECES[model] and row != end]] *= 0.1
+    table[end] *= _END_OF_SWITCH
 
 
 def _shape_outputs(model: str, values: dict[str, np.ndarray]):
@@ -393,7 +273,7 @@ def write(directory: pathlib.Path, model: str, seed: int | None = None):
     """
     directory.mkdir(parents=True, exist_ok=True)
     _write_json(directory / "config.json", CONFIGS[model])
-    _write_json(directory / "generation_config.json", _GENERATION[model])
+    _write_json(directory / "generation_config.json", GENERATION[model])
     shards = _shards(weights(model, seed), _MAX_SHARD_BYTES.get(model))
     files = [f"model-{index:05}-of-{len(shards):05}.safetensors" for index in range(1, len(shards) + 1)]
     if len(shards) == 1:

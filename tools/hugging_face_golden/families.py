@@ -108,14 +108,12 @@ class Marian(_OfFairseq):
         }
 
 
-class Madlad:
-    """MADLAD-400, of the class of T5: the source begins with the language of the target."""
-
-    examples = sentences.EXAMPLES
+class _OfT5:
+    """What models of T5's architecture have in common."""
 
     def source(self, example: Example) -> str:
         """Returns the text of an example's source as the tokenizer reads it."""
-        return f"<2{sentences.SHORT_NAMES[example.target_language]}> {example.source}"
+        return example.source
 
     def choose_languages(self, tokenizer: Any, example: Example) -> int | None:
         """Nothing is told the tokenizer, and the model chooses the first token."""
@@ -160,12 +158,29 @@ class Madlad:
         ).tolist()
 
 
-Family = Multilingual | Marian | Madlad
+class Madlad(_OfT5):
+    """MADLAD-400: the source begins with the language of the target."""
+
+    examples = sentences.EXAMPLES
+
+    def source(self, example: Example) -> str:
+        """Returns the text of an example's source as the tokenizer reads it."""
+        return f"<2{sentences.SHORT_NAMES[example.target_language]}> {example.source}"
+
+
+class Switch(_OfT5):
+    """Switch Transformers, which fill in gaps."""
+
+    examples = sentences.WITH_GAPS
+
+
+Family = Multilingual | Marian | Madlad | Switch
 
 
 def of(model: Any) -> Family:
     """Returns the family of a loaded model."""
-    return {"marian": Marian, "t5": Madlad}.get(model.config.model_type, Multilingual)()
+    families = {"marian": Marian, "t5": Madlad, "switch_transformers": Switch}
+    return families.get(model.config.model_type, Multilingual)()
 
 
 def _adds_bias(model: Any) -> bool:

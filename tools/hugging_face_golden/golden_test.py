@@ -14,9 +14,9 @@ from safetensors.numpy import load_file
 from lingvo_moe.testing import hugging_face_models
 from tools.hugging_face_golden import families, sentences
 
-MARIAN, MADLAD = "marian", "madlad"
+MARIAN, MADLAD, SWITCH = "marian", "madlad", "switch"
 NAMES = list(hugging_face_models.CONFIGS)
-MULTILINGUAL = [name for name in NAMES if name not in (MARIAN, MADLAD)]
+MULTILINGUAL = [name for name in NAMES if name not in (MARIAN, MADLAD, SWITCH)]
 # Those of the scores that the Hub's models are searched with are in the golden file of Marian alone.
 KINDS = [*((name, "hypotheses") for name in NAMES), (MARIAN, "renormalized_hypotheses")]
 
@@ -74,8 +74,8 @@ def test_no_two_weights_are_alike():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_examples_are_those_of_the_family(name):
-    """Marian's have its one direction."""
-    expected = (families.Marian if name == MARIAN else families.Multilingual).examples
+    """Marian's have its one direction, and some of Switch Transformers gaps."""
+    expected = {MARIAN: families.Marian, SWITCH: families.Switch}.get(name, families.Multilingual).examples
     assert [example["source"] for example in _golden(name)["examples"]] == [example.source for example in expected]
 
 
@@ -141,7 +141,7 @@ def test_a_source_of_madlad_begins_with_the_language_of_its_target():
 
 
 def test_madlads_buckets():
-    """Of distances before a query and, in the encoder, after it; the same from 128 on; half of them for one distance."""
+    """Of distances before a query and, in the encoder, after it; the same from 128 on; half have one distance."""
     buckets = {side: np.array(found) for side, found in _golden(MADLAD)["facts"]["buckets"].items()}
     middle = 150
     assert buckets["decoder"][middle - 16 : middle + 1].tolist() == list(range(16, -1, -1))
@@ -149,6 +149,23 @@ def test_madlads_buckets():
     before, after = buckets["encoder"][:middle], buckets["encoder"][middle + 1 :]
     assert before[-8:].tolist() == list(range(8, 0, -1)) and (before[:-127] == 15).all() and before[-90] < 15
     np.testing.assert_array_equal(after, 16 + before[::-1])
+
+
+def test_a_gap_of_a_text_is_one_token():
+    """With the space before it, and without changing the pieces around; the last sentinel is the first in the table."""
+    golden = _golden(SWITCH)
+    token = golden["tokens"]
+    assert [token[number] for number in golden["examples"][0]["source_ids"]][:5] == [
+        "▁The",
+        "<extra_id_0>",
+        "▁c",
+        "o",
+        "ld",
+    ]
+    assert [token[number] for number in golden["examples"][1]["source_ids"]][::5] == ["<extra_id_0>", "<extra_id_9>"]
+    assert (
+        token[300:] == [f"<extra_id_{number}>" for number in range(9, -1, -1)] and golden["facts"]["vocabulary"] == 312
+    )
 
 
 def _marian_pieces(side: str) -> sentencepiece.SentencePieceProcessor:

@@ -111,6 +111,17 @@ EXAMPLES = (
     ),
     Example("", "Non.", "eng_Latn", "fra_Latn"),
 )
+# Of a model that fills in gaps.
+WITH_GAPS = (
+    Example(
+        "The <extra_id_0> cold in the <extra_id_1> and wet.",
+        "<extra_id_0> river is <extra_id_1> garden <extra_id_2>",
+        "eng_Latn",
+        "eng_Latn",
+    ),
+    Example("<extra_id_0> read at <extra_id_9>", "<extra_id_0> The children <extra_id_1>", "eng_Latn", "eng_Latn"),
+    *EXAMPLES,
+)
 # Of a model with one direction.
 GERMAN_TO_ENGLISH = tuple(
     Example(source, target, "deu_Latn", "eng_Latn")

@@ -1,4 +1,4 @@
-"""Writes the tokenizers' files of the tiny models as the Hub has them: NLLB's, M2M-100's, Marian's and MADLAD-400's.
+"""Writes the tokenizers' files of the tiny models as the Hub has them.
 
     python -m tools.hugging_face_golden.tokenizer_files DIRECTORY
 
@@ -33,9 +33,9 @@ _RULES = "00A0\t0020\n2026\t002E 002E 002E\nFB01\t0066 0069\n0061 0308\t00E4\n"
 
 
 def main(arguments: list[str]):
-    """Writes DIRECTORY/nllb, DIRECTORY/m2m, DIRECTORY/marian and DIRECTORY/madlad."""
+    """Writes the directories of all tokenizers below one."""
     directory = pathlib.Path(arguments[1])
-    for name in ("nllb", "m2m", "marian", "madlad"):
+    for name in ("nllb", "m2m", "marian", "madlad", "switch"):
         (directory / name).mkdir(parents=True, exist_ok=True)
     model = _train(sentences.TRAINING, _PIECES, model_type="bpe", normalization_rule_name="identity")
     for name, write in {"nllb": _write_nllb, "m2m": _write_m2m}.items():
@@ -44,6 +44,7 @@ def main(arguments: list[str]):
         write(file)
     _write_marian(directory / "marian")
     _write_madlad(directory / "madlad")
+    _write_switch(directory / "switch")
 
 
 def _train(texts: Iterable[str], pieces: int, **settings: Any) -> bytes:
@@ -120,6 +121,17 @@ def _write_madlad(directory: pathlib.Path):
     file.write_bytes(model)
     ends = {"eos_token": "</s>", "pad_token": "<s>", "unk_token": "<unk>"}
     transformers.T5Tokenizer(str(file), extra_ids=0, legacy=False, **ends).save_pretrained(directory)
+    _minify(directory)
+
+
+def _write_switch(directory: pathlib.Path):
+    """Writes the files of the Hub's models, with ten sentinels instead of a hundred."""
+    import transformers
+
+    ids = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+    file = directory / "spiece.model"
+    file.write_bytes(_train_unigrams(sentences.TRAINING, _PIECES, **ids))
+    transformers.T5Tokenizer(str(file), extra_ids=10, legacy=True).save_pretrained(directory)
     _minify(directory)
 
 
