@@ -8,7 +8,8 @@ from lingvo_moe.lazy import tf
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from tools.partitioning.needed_annotations import Cost, Elimination, Sites
 
-_HIDDEN = "layers/feed_forward.py DenseFeedForward.__call__ BTH"
+_HIDDEN = "layers/feed_forward.py DenseFeedForward._activated BTH"
+_OUTPUT = "layers/feed_forward.py DenseFeedForward.__call__ BTM"
 
 
 def _graph(sites: Sites) -> str:
@@ -28,7 +29,7 @@ def test_a_site_is_the_layer_that_annotates_and_can_be_left_out():
     """Not the shared helpers in between; the others are annotated as before."""
     sites = Sites()
     complete = _graph(sites).count('op: "XlaSharding"')
-    assert list(sites.seen) == [_HIDDEN, _HIDDEN.replace("BTH", "BTM")] and complete == 2
+    assert list(sites.seen) == [_HIDDEN, _OUTPUT] and complete == 2
     sites.left_out = frozenset([_HIDDEN])
     assert _graph(sites).count('op: "XlaSharding"') == 1
     assert _graph(Sites()).count('op: "XlaSharding"') == complete
