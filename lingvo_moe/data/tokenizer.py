@@ -112,8 +112,16 @@ class Tokenizer:
                 f"{path} has the special ids {ids}, expected {SPECIAL_IDS}; "
                 + _REMEDY.format(pathlib.Path(path).parent)
             )
-        if self.unk_id in self._before_language:
-            raise UserError(f"{path} has no piece {self.before_language!r}, as its manifest says; copy both again.")
+        if any(self._processor.is_control(i) or i == self.unk_id for i in self._before_language):
+            raise UserError(
+                f"{path}: before_language is {self.before_language!r}, which is no piece of a text; copy the directory "
+                f"again."
+            )
+        if self.own_language and self.languages and not self.names_target:
+            raise UserError(
+                f"{path} has pieces for languages, but by its manifest texts are of {self.own_language!r} alone; copy "
+                f"the directory again."
+            )
 
     @functools.cached_property
     def _processor(self) -> sentencepiece.SentencePieceProcessor:
@@ -379,11 +387,14 @@ def read_manifest(directory: pathlib.Path) -> dict[str, Any]:
         for side in SIDES:
             entry = manifest[side]
             safe_paths.check_file_name(entry["file"], f"{path}, field {side}.file")
-            if not all(isinstance(entry.get(name, ""), str) for name in ("sha256", "language", "before_language")):
-                raise TypeError(f"a field of {side} is not a string")
+            texts = (entry["sha256"], entry.get("language", ""), entry.get("before_language", ""))
+            if not all(isinstance(text, str) and text.isprintable() for text in texts):
+                raise TypeError(f"a field of {side} is not a text")
             names_target = entry.get("names_target", False)
             if type(names_target) is not bool or names_target > (side == "source" and bool(entry.get("language"))):
                 raise TypeError(f"names_target of {side} is {names_target}; it is for a source with a language")
+            if entry.get("before_language") and not names_target:
+                raise TypeError(f"before_language of {side} is for a source with names_target")
     except UserError:
         raise
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ class Multilingual:
     description = "M2M-100, NLLB-200"
     registered: tuple[str, ...] = ("m2m100", "nllb")
     required: Mapping[str, Any] = {"activation_function": "relu", **REQUIRED}
+    defaults: Mapping[str, Any] = types.MappingProxyType({})
     names: Names = DENSE
 
     def model_fields(self, fields: Fields) -> dict[str, Any]:

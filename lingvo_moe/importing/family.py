@@ -34,12 +34,14 @@ class Family(Protocol):
     Attributes:
       description: the models, for messages.
       registered: families of registered models with such weights.
-      required: the values that fields of config.json must have, where it has them, for our layers to compute the model.
+      required: the values that fields of config.json must have for our layers to compute the model.
+      defaults: what Hugging Face's library takes where config.json lacks such a field, if that is another value.
     """
 
     description: str
     registered: tuple[str, ...]
     required: Mapping[str, Any]
+    defaults: Mapping[str, Any]
 
     def model_fields(self, fields: Fields) -> dict[str, Any]:
         """Returns the fields of our model, by name."""

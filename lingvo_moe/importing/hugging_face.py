@@ -93,7 +93,7 @@ def describe(directory: pathlib.Path, name: str) -> Described:
     if family is None:
         expected = ", ".join(f"{each} ({known.description})" for each, known in _FAMILIES.items())
         raise UserError(f"{name}: {CONFIG} has model_type {fields.model_type!r}; expected one of {expected}.")
-    fields.require(family.required)
+    fields.require(family.required, family.defaults)
     of_model = family.model_fields(fields)
     registered, model, settings = _closest(of_model, family.registered, name)
     texts = family.texts(directory, fields, name)

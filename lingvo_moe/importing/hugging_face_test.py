@@ -278,14 +278,31 @@ def test_a_model_of_marian_that_is_another_kind_is_an_error(tmp_path, changes, m
         ({"d_kv": 8}, r"EncDecAttention.k.weight has the shape \[64, 32\]; by config.json, \[32, 32\] is expected"),
         ({"decoder_start_token_id": 1}, "decoder_start_token_id 1; expected 0, that of spiece.model"),
         ({"vocab_size": 299}, "the tokenizer has 300 pieces, but config.json has vocab_size 299, so they are of two"),
+        (
+            {"tie_word_embeddings": None},
+            "config.json lacks a field, so it has tie_word_embeddings True; only False can",
+        ),
+        (
+            {"feed_forward_proj": None},
+            "config.json lacks a field, so it has feed_forward_proj 'relu'; only 'gated-gelu'",
+        ),
     ],
 )
 def test_a_model_of_t5_that_is_another_kind_is_an_error(tmp_path, changes, message):
     hugging_face_models.write(tmp_path, "madlad")
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    config = json.loads((tmp_path / "config.json").read_text()) | changes
+    kept = {field: value for field, value in config.items() if value is not None}
+    (tmp_path / "config.json").write_text(json.dumps(kept))
     with pytest.raises(UserError, match=message):
         hugging_face.read(tmp_path, "--input")
+
+
+def test_a_decoder_has_as_many_layers_as_the_encoder_if_nothing_else_is_said(tmp_path):
+    """As Hugging Face's library reads null."""
+    hugging_face_models.write(tmp_path, "madlad")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_decoder_layers": None}))
+    assert hugging_face.describe(tmp_path, "it").model.stack_layers == {"encoder": 3, "decoder": 3}
 
 
 @pytest.mark.parametrize(

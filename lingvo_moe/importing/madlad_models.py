@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ class Madlad:
         "tie_word_embeddings": False,
         **t5_models.REQUIRED,
     }
+    defaults: Mapping[str, Any] = types.MappingProxyType({"feed_forward_proj": "relu", "tie_word_embeddings": True})
 
     def model_fields(self, fields: Fields) -> dict[str, Any]:
         """See `Family`."""

@@ -32,7 +32,7 @@ def rows_of_ids(size: int) -> np.ndarray:
     """Returns the rows of their table of this size with our ids, in the order of these."""
     ours = IDS | {"bos": IDS["unk"]}
     special = [ours[name] for name in sorted(SPECIAL_IDS, key=SPECIAL_IDS.__getitem__)]
-    return np.array([*special, *range(len(IDS), size)])
+    return np.concatenate([special, np.arange(len(IDS), size)])
 
 
 def convert(directory: pathlib.Path, name: str) -> dict[str, Tokenizer]:
@@ -55,6 +55,10 @@ def convert(directory: pathlib.Path, name: str) -> dict[str, Tokenizer]:
             f"MADLAD-400 can be imported."
         )
     before = _before_language(model.SerializeToString(), languages, name)
+    if before and before not in {each.piece for each in pieces}:
+        raise UserError(
+            f"{name}: {FILE} reads {before!r} before a language, which is none of its pieces; copy it again."
+        )
     source, target = (_with_languages(pieces, kind) for kind in ("CONTROL", "UNUSED"))
     found = {
         "source": Tokenizer(

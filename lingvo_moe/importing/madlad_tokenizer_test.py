@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from typing import Any
@@ -73,6 +74,16 @@ def unused(model: Any):
     piece.type = MESSAGES.ModelProto.SentencePiece.UNUSED
 
 
+def without_space(model: Any):
+    next(piece for piece in model.pieces if piece.piece == "▁").piece = "no space"
+
+
+def replaced(directory, old: bytes, new: bytes):
+    file = directory / madlad_tokenizer.FILE
+    assert old in file.read_bytes()
+    file.write_bytes(file.read_bytes().replace(old, new, 1))  # the piece, not the trainer's settings after the pieces
+
+
 @pytest.mark.parametrize(
     "spoil, message",
     [
@@ -85,6 +96,11 @@ def unused(model: Any):
             "spiece.model is not a complete SentencePiece model; co",
         ),
         (lambda d: changed(d, without_languages), "spiece.model has no pieces for languages, such as <2de>; of models"),
+        (lambda d: changed(d, without_space), "spiece.model reads '▁' before a language, which is none of its pieces"),
+        (
+            lambda d: replaced(d, b"<2de>", b"<2\xffe>"),
+            "spiece.model has the piece b'<2.xffe>', which is no text; copy",
+        ),
         (lambda d: changed(d, unused), "spiece.model reads <2de> as the pieces .*; expected one for the language"),
     ],
 )
@@ -95,11 +111,35 @@ def test_damaged_files_are_errors(madlad, spoil, message):
         madlad_tokenizer.convert(madlad, NAME)
 
 
-def test_a_missing_piece_before_the_language_is_an_error(madlad, tmp_path):
-    """A manifest that belongs to another model."""
+@pytest.mark.parametrize(
+    "side, change, message",
+    [
+        (
+            "source",
+            {"before_language": "none"},
+            "before_language is 'none', which is no piece of a text; copy the direc",
+        ),
+        (
+            "source",
+            {"before_language": "<2de>"},
+            "before_language is '<2de>', which is no piece of a text; copy the dir",
+        ),
+        ("source", {"before_language": "\ud800"}, "tokenizer.json is corrupt or not the manifest of a tokenizer"),
+        ("target", {"before_language": "▁"}, "tokenizer.json is corrupt or not the manifest of a tokenizer"),
+        (
+            "source",
+            {"before_language": "", "names_target": False},
+            "has pieces for languages, but by its manifest text",
+        ),
+        ("source", {"sha256": None}, "tokenizer.json is corrupt or not the manifest of a tokenizer"),
+    ],
+)
+def test_a_manifest_that_does_not_fit_the_models_is_an_error(madlad, tmp_path, side, change, message):
+    """Instead of translations into no language."""
     tokenizer_files.write(madlad_tokenizer.convert(madlad, NAME), tmp_path / "tokenizers", NAME)
-    manifest = tmp_path / "tokenizers" / "tokenizer.json"
-    assert manifest.read_text().count(r'"before_language": "\u2581"') == 1
-    manifest.write_text(manifest.read_text().replace(r'"before_language": "\u2581"', '"before_language": "none"'))
-    with pytest.raises(UserError, match="source.model has no piece 'none', as its manifest says; copy both again"):
+    path = tmp_path / "tokenizers" / "tokenizer.json"
+    manifest = json.loads(path.read_text())
+    manifest[side] = {name: value for name, value in (manifest[side] | change).items() if value is not None}
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=message):
         Tokenizers.load(tmp_path / "tokenizers")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,6 +33,7 @@ class Marian:
         "share_encoder_decoder_embeddings": True,
         **fairseq_models.REQUIRED,
     }
+    defaults: Mapping[str, Any] = types.MappingProxyType({"scale_embedding": False})
 
     def model_fields(self, fields: Fields) -> dict[str, Any]:
         """See `Family`."""

@@ -29,11 +29,17 @@ class Fields:
         """The number of tokens."""
         return self.count("vocab_size")
 
-    def require(self, expected: Mapping[str, Any]):
-        """Checks the values of fields, where the file has them; the values are the only ones that can be imported."""
+    def require(self, expected: Mapping[str, Any], defaults: Mapping[str, Any]):
+        """Checks the values of fields, of which only these can be imported.
+
+        Args:
+          expected: the values by field.
+          defaults: what Hugging Face's library takes where the file lacks a field, if that is another value.
+        """
         for field, value in expected.items():
-            if (found := self._config.get(field, value)) != value:
-                raise UserError(f"{self._name}: {CONFIG} has {field} {found!r}; only {value!r} can be imported.")
+            if (found := self._config.get(field, defaults.get(field, value))) != value:
+                said = "has" if field in self._config else "lacks a field, so it has"
+                raise UserError(f"{self._name}: {CONFIG} {said} {field} {found!r}; only {value!r} can be imported.")
 
     def check_ids(self, ids: Mapping[str, int], file: str):
         """Checks ids, such as `pad_token_id`, where the file has them; they are those of a file of the tokenizer."""
@@ -50,8 +56,9 @@ class Fields:
             )
 
     def count(self, field: str, most: int = _MOST, default: int | None = None) -> int:
-        """Returns a whole number from 1 to `most`; `default` where the file lacks the field."""
-        value = self._config.get(field, default)
+        """Returns a whole number from 1 to `most`; `default` where the file lacks the field, or has null."""
+        value = self._config.get(field)
+        value = default if value is None else value
         if type(value) is not int or not 1 <= value <= most:
             raise self.wrong(field, f"a whole number from 1 to {most:,}")
         return value

@@ -40,6 +40,8 @@ def read(path: pathlib.Path, name: str, first: Sequence[str] = _FIRST) -> Any:
     except RuntimeError:
         raise UserError(f"{name}: {path.name} is not a complete SentencePiece model; copy it again.") from None
     model = messages.ModelProto.FromString(content)
+    if wrong := [piece.piece for piece in model.pieces if not isinstance(piece.piece, str)]:
+        raise UserError(f"{name}: {path.name} has the piece {wrong[0]!r}, which is no text; copy it again.")
     if (found := [piece.piece for piece in model.pieces[: len(first)]]) != list(first):
         raise UserError(f"{name}: {path.name} begins with the pieces {found}; expected {list(first)}; copy it again.")
     return model

@@ -6,6 +6,7 @@ They were trained to fill in gaps of English texts, and are to be trained furthe
 from __future__ import annotations
 
 import pathlib
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,6 +34,7 @@ class Switch:
         "router_bias": False,
         **t5_models.REQUIRED,
     }
+    defaults: Mapping[str, Any] = types.MappingProxyType({})
 
     def model_fields(self, fields: Fields) -> dict[str, Any]:
         """See `Family`."""

@@ -30,7 +30,7 @@ def rows_of_ids(size: int) -> np.ndarray:
     """Returns the rows of their table of this size with our ids, in the order of these."""
     ours = IDS | {"bos": IDS["unk"]}
     special = [ours[name] for name in sorted(SPECIAL_IDS, key=SPECIAL_IDS.__getitem__)]
-    return np.array([*special, *range(len(IDS), size)])
+    return np.concatenate([special, np.arange(len(IDS), size)])
 
 
 def convert(directory: pathlib.Path, name: str) -> dict[str, Tokenizer]:

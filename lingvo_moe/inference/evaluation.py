@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.pair_languages import PairLanguages
+from lingvo_moe.data.tokenizer import SIDES
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference.lines.translation import Translation
 from lingvo_moe.inference.translator import Translator
@@ -84,7 +85,7 @@ def translate_held_out(
         pairs, lambda pair: pair_languages.by_label[pair[0]] if pair_languages else {}
     ):
         sentences = list(group)
-        own = translator.between(names["source"], names["target"]) if names else translator
+        own = translator.between(*(names.get(side, "") for side in SIDES)) if names else translator
         translations = own.translate([source for _, source, _ in sentences])
         found += [
             Translated(language, source, best, reference)
