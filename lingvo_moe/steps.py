@@ -228,6 +228,7 @@ class Steps:
         """Returns the program `{theta} -> {theta}`: the weights as `decode_prepared` takes them, for one device.
 
         It computes what a search derives from the weights alone, slices and transpositions, once for many searches.
+        Weights that stay as they are keep their memory: a call consumes these inputs.
 
         Raises:
           UserError: the model has no decoding step.
@@ -240,7 +241,10 @@ class Steps:
             logical_axes.update({path: _unsharded(tensor.shape.rank) for path, tensor in flat.items()})
             return prepared
 
-        return self._lower("prepare_decoding", function, {"theta": specs}, logical_axes)
+        program = self._lower("prepare_decoding", function, {"theta": specs}, logical_axes)
+        returned = {each.path: each for each in program.outputs}
+        kept = tuple(each.path for each in program.inputs if returned.get(each.path) == each)
+        return dataclasses.replace(program, donated=kept)
 
     @program_cache.cached
     def decode_prepared(self, source_specs: dict, search: BeamSearch | Sampling) -> Program:

@@ -140,6 +140,14 @@ def test_large_weights_are_transposed_once_for_a_cpu(model, monkeypatch):
     np.testing.assert_allclose(prepared["scores"], plain["scores"], rtol=TOLERANCE)
 
 
+def test_weights_that_stay_as_they_are_keep_their_memory():
+    """Those of the encoder and the embeddings are not there twice while others are prepared."""
+    program = Steps(TIED, Adafactor(), Layout(), "cpu").prepare_decoding()
+    kept, given = set(program.donated), [each.path for each in program.inputs]
+    assert kept >= {path for path in given if path.startswith(("theta/encoder/", "theta/embedding/"))}
+    assert not any(path.startswith("theta/decoder/layer_") for path in kept)
+
+
 @pytest.mark.parametrize(("filled", "is_short"), [(4, True), (5, False)])
 def test_decoding_reads_a_quarter_of_the_row_where_that_holds_all_sentences(filled, is_short):
     """The keys of the source's tokens stay the same; those of columns that are not read are zeros."""
