@@ -15,7 +15,6 @@ from lingvo_moe.decoding.flat_beam_search import BeamSearch
 from lingvo_moe.experiment import Experiment
 from params.nllb import Imported
 
-
 _UNKNOWN = SPECIAL_IDS["unk"]  # the decoder's input begins with it
 
 
