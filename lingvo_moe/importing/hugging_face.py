@@ -1,8 +1,8 @@
-"""Translators in Hugging Face's format as experiments of ours: M2M-100, NLLB-200, NLLB-MoE, Opus-MT and MADLAD-400.
+"""Public models in Hugging Face's format as experiments of ours; each family of models says how it is read.
 
-Their Transformers are ours: those of fairseq with biases, another epsilon, positions that count from 2, and eos as the
-decoder's first token, Marian's post-norm, MADLAD-400's with T5's norm, positions and gates. `Experiment` has settings
-for these. The registered models of `params.m2m100`, `params.nllb`, `params.opus` and `params.madlad` have the
+Their Transformers are ours: fairseq's with biases, another epsilon, positions that count from 2, and eos as the
+decoder's first token; Marian's post-norm; those of T5's architecture with its norm and positions, and with gates or
+experts. `Experiment` has settings for these. The registered models of the families' modules in `params` have the
 dimensions of the published ones; other dimensions are settings of one of these.
 """
 
