@@ -228,7 +228,7 @@ class Steps:
         """Returns the program `{theta} -> {theta}`: the weights as `decode_prepared` takes them, for one device.
 
         It computes what a search derives from the weights alone, slices and transpositions, once for many searches.
-        Weights that stay as they are keep their memory: a call consumes these inputs.
+        Weights of the same form before and after keep their memory: a call consumes these inputs.
 
         Raises:
           UserError: the model has no decoding step.

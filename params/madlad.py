@@ -1,4 +1,4 @@
-"""MADLAD-400: public translators into 419 languages (Kudugunta et al. 2023, arXiv 2309.04662).
+"""MADLAD-400: public translators of more than 400 languages (Kudugunta et al. 2023, arXiv 2309.04662).
 
 Their weights are imported, see docs/imported_models.md. Dimensions are those of the published configurations, of T5's
 architecture; dropout and the learning rate are for fine-tuning.
@@ -9,40 +9,24 @@ from __future__ import annotations
 import dataclasses
 
 from lingvo_moe import registry
-from lingvo_moe.data.batching import InputConfig
 from lingvo_moe.data.tokenizer import SPECIAL_IDS
-from lingvo_moe.decoding.flat_beam_search import BeamSearch
 from lingvo_moe.experiment import Experiment
-from params.nllb import Imported
-
-_UNKNOWN = SPECIAL_IDS["unk"]  # the decoder's input begins with it
+from params.t5 import OfT5
 
 
-class Madlad(Imported):
-    """What all have in common: RMSNorm, relative positions, gated layers, a softmax of its own, and no biases."""
+class Madlad(OfT5):
+    """What all have in common: gated layers, and a softmax with weights of its own."""
 
     head_dim = 128
     layer_pattern = ("dense:activation=gelu:gated=true",)
     vocabulary = 256_001
+    bos_id = SPECIAL_IDS["unk"]
 
     def experiment(self) -> Experiment:
         """Returns the full configuration."""
         other = super().experiment()
-        model = dataclasses.replace(
-            other.model,
-            head_dim=self.head_dim,
-            biases=False,
-            norm="rms",
-            norm_epsilon=1e-6,
-            position_offset=0,
-            relative_buckets=32,
-            tied_softmax=False,
-            excluded_ids=(SPECIAL_IDS["bos"],),
-            label_smoothing=0.0,
-        )
-        texts = InputConfig(batch_size=16, source_length=128, target_length=128, bos_id=_UNKNOWN)
-        search = BeamSearch(max_length=128, length_alpha=1.0, bos_id=_UNKNOWN)
-        return dataclasses.replace(other, model=model, input=texts, search=search)
+        model = dataclasses.replace(other.model, head_dim=self.head_dim, tied_softmax=False)
+        return dataclasses.replace(other, model=model)
 
 
 @registry.register

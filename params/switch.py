@@ -9,40 +9,23 @@ from __future__ import annotations
 import dataclasses
 
 from lingvo_moe import registry
-from lingvo_moe.data.batching import InputConfig
 from lingvo_moe.data.tokenizer import SPECIAL_IDS
-from lingvo_moe.decoding.flat_beam_search import BeamSearch
 from lingvo_moe.experiment import Experiment
-from params.nllb import Imported
-
-_PADDING = SPECIAL_IDS["pad"]  # the decoder's input begins with it
+from params.t5 import OfT5
 
 
-class Switch(Imported):
+class Switch(OfT5):
     """What all have in common: experts in every other layer, of which each token has one."""
 
     num_layers, model_dim, hidden_dim, num_heads = 24, 768, 3072, 12
     layer_pattern = ("dense", "moe")
     vocabulary = 32_129
+    bos_id = SPECIAL_IDS["pad"]
 
     def experiment(self) -> Experiment:
         """Returns the full configuration."""
         other = super().experiment()
-        model = dataclasses.replace(
-            other.model,
-            router="switch",
-            capacity_factor=1.25,
-            biases=False,
-            norm="rms",
-            norm_epsilon=1e-6,
-            position_offset=0,
-            relative_buckets=32,
-            excluded_ids=(SPECIAL_IDS["bos"],),
-            label_smoothing=0.0,
-        )
-        texts = InputConfig(batch_size=16, source_length=128, target_length=128, bos_id=_PADDING)
-        search = BeamSearch(max_length=128, length_alpha=1.0, bos_id=_PADDING)
-        return dataclasses.replace(other, model=model, input=texts, search=search)
+        return dataclasses.replace(other, model=dataclasses.replace(other.model, router="switch", capacity_factor=1.25))
 
 
 @registry.register

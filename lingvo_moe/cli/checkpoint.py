@@ -275,7 +275,7 @@ def _from_directory(config: CheckpointConfig, directory: pathlib.Path):
         named = "" if source.names_target else "--source_language and "
         languages = f"{counted(len(source.languages), 'language')}; `translate` takes {named}--target_language"
     elif {source.own_language, target.own_language} == {UNKNOWN_LANGUAGE}:
-        languages = "no certain language"
+        languages = "an unknown language"
     else:
         languages = f"{source.own_language} and {target.own_language}"
     _logger.info("%s: weights of %s, and tokenizers of %s.", logdir, found.name, languages)

@@ -182,7 +182,7 @@ def test_a_switch_transformer_fills_in_gaps_and_explains_its_experts(tmp_path, c
     hugging_face_models.write(tmp_path / "model", "switch")
     logdir, explained = f"--logdir={tmp_path / 'log'}", tmp_path / "explained.jsonl"
     assert _run("checkpoint", "convert", f"--input={tmp_path / 'model'}", logdir) == 0
-    assert re.search(r"weights of switch.Base\d+, and tokenizers of no certain language", capsys.readouterr().err)
+    assert re.search(r"weights of switch.Base\d+, and tokenizers of an unknown language", capsys.readouterr().err)
     (tmp_path / "gaps.txt").write_text("The <extra_id_0> is cold in the <extra_id_1>.\n")
     assert _run("translate", logdir, *_FAST, f"--input={tmp_path / 'gaps.txt'}", f"--explain={explained}") == 0
     assert capsys.readouterr().out.strip()

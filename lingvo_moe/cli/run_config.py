@@ -103,15 +103,14 @@ class LanguagesConfig(RunConfig):
     source_language: str | None = flag(
         flags.DEFINE_string,
         None,
-        "to read, for an imported model: fra_Latn of NLLB-200, fr of M2M-100; of a corpus also corpus, for that of "
-        "each pair",
+        "to read, for NLLB-200 (fra_Latn) and M2M-100 (fr); of a corpus also corpus, for that of each pair",
         sets="input.source_language",
     )
     target_language: str | None = flag(
         flags.DEFINE_string,
         None,
-        "to translate into, for an imported model: eng_Latn of NLLB-200, en of M2M-100, eng or en of Opus-MT; of a "
-        "corpus also corpus, for that of each pair, which is then read from English",
+        "to translate into, for an imported model: eng_Latn of NLLB-200, en of M2M-100 and MADLAD-400, eng or en of "
+        "Opus-MT; of a corpus also corpus, for that of each pair, which is then read from English",
         sets="input.target_language",
     )
 

@@ -120,9 +120,10 @@ class InputConfig(BatchConfig):
       sentence_balance: 0 reads every pair of a language equally often, 1 every English sentence, however many languages
         have it; values between are between. See `sentence_balance`.
       name_substitution: the share of the training pairs with names that have new ones; see `name_substitution`.
-      source_language, target_language: for tokenizers that have pieces for languages, which begin each text (see
-        `data.tokenizer`); empty for others. `corpus` stands for the language of each pair, by its label in the corpus
-        (see `data.pair_languages`): as the source's, pairs are read from it into English, as the target's from English.
+      source_language, target_language: for tokenizers that have pieces for languages, with which texts begin, or
+        sources alone (see `data.tokenizer`); empty for others. `corpus` stands for the language of each pair, by its
+        label in the corpus (see `data.pair_languages`): as the source's, pairs are read from it into English, as the
+        target's from English.
       bos_id: the token that begins the decoder's input; 1, that of eos, in fairseq's models.
       packing: whether a row may have several pairs. Without it a row is one pair.
       lookahead: packing closes a batch when this many pairs do not fit into it; they start the next one. A larger value

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from lingvo_moe.data.batching import InputConfig
-from lingvo_moe.data.tokenizer import OF_CORPUS, UNKNOWN_LANGUAGE, Tokenizer, is_english
+from lingvo_moe.data.tokenizer import OF_CORPUS, UNKNOWN_LANGUAGE, Tokenizer, is_english, language_name
 from lingvo_moe.errors import UserError
 
 _logger = logging.getLogger(__name__)
@@ -29,9 +29,9 @@ _OTHER_NAMES = {
     "sat": ("sat_Beng",),
     "tw": ("twi_Latn",),
     "tzm": ("tzm_Tfng",),
-    "zh_HK": ("zho_Hant", "zh"),
+    "zh_HK": ("zho_Hant", "zh_Hant", "zh"),
     "zh_Hant": ("zh",),
-    "zh_Hant_HK": ("zho_Hant", "zh"),
+    "zh_Hant_HK": ("zho_Hant", "zh_Hant", "zh"),
 }
 
 
@@ -51,16 +51,28 @@ def closest(label: str, names: Iterable[str]) -> str | None:
 @functools.cache
 def _closest(label: str, names: tuple[str, ...]) -> str | None:
     import langcodes  # only models with languages need it
-    from langcodes.tag_parser import LanguageTagError
 
     tag = label.partition("@")[0]
-    if found := next((name for name in _OTHER_NAMES.get(tag, ()) if name in names), None):
+    if found := next((name for name in (tag, *_OTHER_NAMES.get(tag, ())) if name in names), None):
         return found
-    try:
-        name, distance = langcodes.closest_match(tag, names, max_distance=_MOST_DISTANCE)
-    except LanguageTagError:  # a label may have parts that BCP 47 lacks
+    # A label, and a name, may have parts that BCP 47 lacks.
+    if not _is_tag(tag) or not (tags := list(filter(_is_tag, names))):
         return None
+    name, distance = langcodes.closest_match(tag, tags, max_distance=_MOST_DISTANCE)
     return name if distance <= _MOST_DISTANCE else None
+
+
+@functools.cache
+def _is_tag(name: str) -> bool:
+    """Returns whether a name has the form of a tag of BCP 47, without which langcodes fails."""
+    from langcodes import Language
+    from langcodes.tag_parser import LanguageTagError
+
+    try:
+        Language.get(name)
+    except LanguageTagError:
+        return False
+    return True
 
 
 @functools.cache
@@ -115,9 +127,15 @@ class PairLanguages:
         self.left_out = tuple(label for label in found if label not in self.by_label)
         if self.left_out and not self.by_label:
             raise UserError(
-                f"{what}: the model has none of the languages {', '.join(self.left_out)}, so no pair is left; name a "
-                f"corpus of its languages."
+                f"{what}: the model has none of the languages {', '.join(self.left_out)}{self._limits()}, so no pair "
+                f"is left; name a corpus of its languages."
             )
+
+    def _limits(self) -> str:
+        """Returns which fixed languages pairs must have, for messages."""
+        given = self._configured.items()
+        fixed = [f"input.{side}_language is {name}" for side, name in given if name not in ("", OF_CORPUS)]
+        return f" ({', '.join(fixed)})" if fixed else ""
 
     def warn(self):
         """Warns of labels that are left out, and where the English side of the pairs is read as another language."""
@@ -170,7 +188,7 @@ def _own_language(tokenizer: Tokenizer, configured: str) -> str:
     """Returns the only language of a tokenizer; empty if it has several, or nothing says which it is."""
     if tokenizer.own_language != UNKNOWN_LANGUAGE:
         return tokenizer.own_language
-    return "" if configured in (OF_CORPUS, UNKNOWN_LANGUAGE) else configured
+    return "" if configured in (OF_CORPUS, UNKNOWN_LANGUAGE) else language_name(configured)
 
 
 def languages_of_readers(

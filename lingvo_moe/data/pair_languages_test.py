@@ -65,6 +65,26 @@ def test_a_label_is_a_language_of_the_model(label, nllb, m2m):
     assert (closest(label, _NLLB), closest(label, _M2M)) == (nllb, m2m)
 
 
+@pytest.mark.parametrize(
+    "label, expected",
+    [
+        ("de", "de"),
+        ("pt_BR", "pt"),
+        ("nb", "no"),
+        ("zh_Hans", "zh"),
+        ("zh_TW", "zh_Hant"),
+        ("zh_Hant", "zh_Hant"),
+        ("zh_HK", "zh_Hant"),
+        ("en_GB", "en"),
+        ("hsb", None),
+    ],
+)
+def test_names_that_are_no_tags_hide_no_language(label, expected):
+    """Some of MADLAD-400's, whose scripts are languages of their own, and words among which langcodes cannot search."""
+    names = ["translate", "back_translated", "Hant", "CA", "en", "de", "no", "pt", "zh", "zh_Latn", "zh_Hant"]
+    assert closest(label, names) == expected and closest("de", ["translate"]) is None
+
+
 @pytest.mark.parametrize("names", [_NLLB, _M2M])
 def test_a_name_is_its_own_match(names):
     assert [closest(name, names) for name in names] == names
@@ -182,7 +202,10 @@ def test_fixed_languages_are_those_of_all_pairs(data, caplog):
 
 def test_no_language_of_the_model_is_an_error(data):
     tokenizers = Tokenizers.load(data.tokenizers).by_side
-    with pytest.raises(UserError, match="it: the model has none of the languages br, eu, so no pair is left; name a"):
+    fixed = "input.target_language is eng_Latn"
+    with pytest.raises(
+        UserError, match=f"it: the model has none of the languages br, eu .{fixed}., so no pair is left"
+    ):
         PairLanguages(_config("corpus", "eng_Latn"), tokenizers, ["br", "eu"], "it")
     assert Corpus.open(data.corpus).languages == ("br", "de", "ko")
 
@@ -214,6 +237,7 @@ def test_tokenizers_of_one_language_read_its_pairs_alone(data, own, configured, 
         (("", "corpus"), {"de": {"target": "deu_Latn"}, "ko": {"target": "kor_Hang"}}, {"de": 5, "ko": 6}),
         (("", "kor_Hang"), {"ko": {"target": "kor_Hang"}}, {"ko": 6}),
         (("", "eng_Latn"), {label: {"target": "eng_Latn"} for label in ("de", "ko", "br")}, {"de": 4, "br": 4}),
+        (("de", ">>eng_Latn<<"), {"de": {"source": "de", "target": "eng_Latn"}}, {"de": 4}),
     ],
 )
 def test_a_source_begins_with_the_language_of_its_pairs_translation(data, configured, by_label, first_ids):
@@ -222,7 +246,7 @@ def test_a_source_begins_with_the_language_of_its_pairs_translation(data, config
     source = Tokenizer(loaded.source.model, own_language="und", names_target=True)
     tokenizers = {"source": source, "target": _OneLanguage(loaded.target.model, own_language="und")}
     found = PairLanguages(_config(*configured), tokenizers, ["de", "ko", "br"], "it")
-    assert found.from_english == (configured[1] != "eng_Latn") and found.by_label == by_label
+    assert found.from_english == ("eng_Latn" not in configured[1]) and found.by_label == by_label
     assert {label: found.prefixes(label) for label in first_ids} == {
         label: {"source": (number,)} for label, number in first_ids.items()
     }

@@ -56,9 +56,15 @@ _TARGET_LANGUAGE = "input.target_language"
 _REMEDY = "train one with `python -m tools.train_tokenizer --corpus=CORPUS --output={}`"
 
 
+def language_name(piece: str) -> str:
+    """Returns the name of a language, `fr`, of its piece, `<2fr>` for instance, or of that name."""
+    found = _LANGUAGE_PIECE.fullmatch(piece)
+    return found[1] if found else piece
+
+
 def is_english(language: str) -> bool:
     """Returns whether a language is English: `eng_Latn`, `en`, `__en__`, or none, as of models into English alone."""
-    return language.strip("_").partition("_")[0] in ("", "en", "eng")
+    return language_name(language).partition("_")[0] in ("", "en", "eng")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +77,7 @@ class Tokenizer:
       own_language: the only one that it is for, without a piece, or UNKNOWN_LANGUAGE; empty for any.
       names_target: whether the pieces for languages are for those of translations. It reads sources, and has an
         `own_language`.
-      translation: the piece that texts begin with, where `names_target`; empty for none.
+      target_piece: the piece for a language that texts begin with, where `names_target`; empty for none.
       before_language: the piece before that of a language; empty for none.
     """
 
@@ -79,7 +85,7 @@ class Tokenizer:
     language: str = ""
     own_language: str = ""
     names_target: bool = False
-    translation: str = ""
+    target_piece: str = ""
     before_language: str = ""
     pad_id = SPECIAL_IDS["pad"]
     eos_id = SPECIAL_IDS["eos"]
@@ -139,13 +145,13 @@ class Tokenizer:
     @property
     def language_id(self) -> int | None:
         """The id of the piece for a language that texts begin with; None without one."""
-        piece = self.translation if self.names_target else self.language
+        piece = self.target_piece if self.names_target else self.language
         return self._processor.piece_to_id(piece) if piece in self.languages else None
 
     @functools.cached_property
     def language_names(self) -> tuple[str, ...]:
         """The names of the languages that have a piece: `fra_Latn`, or `fr` of a piece `__fr__`."""
-        return tuple(map(_name_of, self.languages))
+        return tuple(map(language_name, self.languages))
 
     @property
     def prefix(self) -> tuple[int, ...]:
@@ -161,7 +167,7 @@ class Tokenizer:
         return (self._processor.piece_to_id(self.before_language),) if self.before_language else ()
 
     def _piece_of(self, name: str) -> str:
-        return self.languages[self.language_names.index(_name_of(name))]
+        return self.languages[self.language_names.index(language_name(name))]
 
     def in_language(self, language: str, field: str) -> Tokenizer:
         """Returns the tokenizer of texts in a language.
@@ -176,8 +182,12 @@ class Tokenizer:
         self.check_language(language, field)
         if self.own_language:
             is_named = self.own_language == UNKNOWN_LANGUAGE and language not in ("", OF_CORPUS)
-            return dataclasses.replace(self, language=_name_of(language) if is_named else self.own_language)
+            return dataclasses.replace(self, language=language_name(language) if is_named else self.own_language)
         return dataclasses.replace(self, language=self._chosen(language, field))
+
+    def without_language(self) -> Tokenizer:
+        """Returns the tokenizer of texts that begin with no language."""
+        return dataclasses.replace(self, language="", target_piece="")
 
     def into_language(self, language: str, field: str) -> Tokenizer:
         """Returns the tokenizer of texts that are translated into a language, if it `names_target`.
@@ -187,7 +197,7 @@ class Tokenizer:
         if not self.names_target:
             return self
         self.check_translation(language, field)
-        return dataclasses.replace(self, translation=self._chosen(language, field))
+        return dataclasses.replace(self, target_piece=self._chosen(language, field))
 
     def _chosen(self, language: str, field: str) -> str:
         """Returns the piece of a language, which has been checked; empty for none."""
@@ -225,7 +235,7 @@ class Tokenizer:
             )
         if language and not known:
             raise UserError(f"{field} is {language!r}, but the tokenizers have no languages; leave it out.")
-        if language not in ("", OF_CORPUS) and _name_of(language) not in known:
+        if language not in ("", OF_CORPUS) and language_name(language) not in known:
             raise UserError(
                 f"{field} is {language!r}, but the tokenizers have {names}: {_shown(known)}."
                 f"{did_you_mean(language, known)}"
@@ -356,12 +366,6 @@ class Tokenizers:
                     f"is {size}. Pass --set model.{side}_vocabulary={pieces}, or train a smaller tokenizer."
                 )
         return tokenizers
-
-
-def _name_of(piece: str) -> str:
-    """Returns the name of the language of a piece, or of such a name."""
-    found = _LANGUAGE_PIECE.fullmatch(piece)
-    return found[1] if found else piece
 
 
 def _flag(field: str) -> str:

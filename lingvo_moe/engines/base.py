@@ -214,7 +214,7 @@ class Decoding(Protocol):
         ...
 
     def load(self, theta: dict):
-        """Takes over weights that a checkpoint restored."""
+        """Takes over weights that a checkpoint restored, and may consume them."""
         ...
 
     def decode(self, source: dict) -> Mapping[str, Any]:

@@ -242,7 +242,7 @@ class Decoding(_Inference):
             self.shardings = prepare.shardings("theta")
 
     def load(self, theta: dict):
-        """Takes over weights, and prepares them."""
+        """Takes over weights, and prepares them; a program that prepares them consumes some."""
         super().load(self._prepare({"theta": theta})["theta"] if self._prepare else theta)
 
     def decode(self, source: dict) -> dict[str, jax.Array]:

@@ -20,6 +20,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.importing import hugging_face
 from lingvo_moe.layers.base import Context
+from lingvo_moe.layers.relative_bias import RelativeBias
 from lingvo_moe.lazy import tf
 from lingvo_moe.models.translation import Translation
 from lingvo_moe.sharding.layout import DeviceMesh
@@ -311,6 +312,7 @@ def test_a_decoder_has_as_many_layers_as_the_encoder_if_nothing_else_is_said(tmp
         ({"feed_forward_proj": "gated-gelu"}, "feed_forward_proj 'gated-gelu'; only 'relu' can be imported"),
         ({"router_bias": True}, "router_bias True; only False can be imported"),
         ({"num_sparse_encoder_layers": 3}, "num_sparse_encoder_layers 3; expected a divisor of the 4 layers"),
+        ({"num_sparse_encoder_layers": None}, "num_sparse_encoder_layers None; expected a divisor of the 4 layers"),
         ({"num_sparse_decoder_layers": 0}, "num_sparse_decoder_layers 0; expected a whole number from 1 to 1,000"),
         ({"num_sparse_encoder_layers": 4}, "there is no tensor encoder.block.0.layer.1.mlp.router.classifier.weight"),
         (
@@ -338,6 +340,18 @@ def test_experts_are_in_the_layers_of_the_sparse_step(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config | changes))
     model = hugging_face.describe(tmp_path, "it").model
     assert model.layer_patterns == {"encoder": ("dense", "moe", "dense"), "decoder": ("moe",)}
+
+
+@pytest.mark.parametrize("name", ["madlad", "switch"])
+def test_distances_have_the_buckets_of_hugging_faces_code(name):
+    """In the encoder and in the decoder, up to beyond the largest distance that counts."""
+    facts = json.loads((hugging_face_models.TOKENIZERS / f"{name}.json").read_text())["facts"]
+    table = {"relative_bias": tf.range(32, dtype=tf.float32)[:, None]}
+    for side, expected in facts["buckets"].items():
+        bias = RelativeBias(model_dim=1, num_heads=1, buckets=32, distance=128, bidirectional=side == "encoder")
+        found = bias(table, tf.constant([150]), tf.range(301), Context())[0, 0].numpy()
+        last = 301 if side == "encoder" else 151  # a decoder sees no key after the query
+        assert found[:last].tolist() == expected[:last]
 
 
 def test_other_rows_of_the_table_are_never_predicted(tmp_path):

@@ -34,11 +34,10 @@ class Madlad:
 
     def texts(self, directory: pathlib.Path, fields: Fields, name: str) -> Texts:
         """See `Family`."""
-        ids = {f"{special}_token_id": madlad_tokenizer.IDS[special] for special in ("pad", "eos")}
-        fields.check_ids(ids | {"decoder_start_token_id": madlad_tokenizer.IDS["unk"]}, madlad_tokenizer.FILE)
-        tokenizers = madlad_tokenizer.convert(directory, name)
+        ids, tokenizers = madlad_tokenizer.IDS, madlad_tokenizer.convert(directory, name)
+        t5_models.check_ids(fields, ids, ids["unk"], madlad_tokenizer.FILE)
         fields.check_pieces(tokenizers["source"].vocabulary_size - 1)
-        return Texts(tokenizers, madlad_tokenizer.rows_of_ids(fields.vocabulary))
+        return Texts(tokenizers, t5_models.rows_of_ids(ids, fields.vocabulary))
 
     def places(self, model: Translation, rows: np.ndarray, fields: Fields) -> T5Places:
         """See `Family`."""

@@ -1,11 +1,12 @@
 """The tokenizer of MADLAD-400 as ours: the source begins with the language of its translation.
 
 Hugging Face's file is spiece.model, whose pieces have the ids of the model: `<unk>` 0, `<s>` 1, which pads, `</s>` 2,
-and then the others, `<2de>` among them. The decoder's input begins with `<unk>`, here, too. Ours have the special ids
-of `data.tokenizer`, of which bos has no place there, and is not used here; so all others are larger by one.
+and then the others, `<2de>` among them. The decoder's input begins with `<unk>`, here, too. Ours have the ids of
+`t5_models.rows_of_ids`.
 
 There, `<2de> ` is written before a text; it is read as the piece of a space and that of the language, and both are what
-our sources begin with. Elsewhere in a text, `<2de>` is no language here.
+our sources begin with. Elsewhere in a text, `<2de>` is no language here. Nor are other pieces of this form, such as
+`<2translate>` and `<2Latn>`.
 """
 
 from __future__ import annotations
@@ -15,24 +16,18 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import sentencepiece
 
-from lingvo_moe.data.tokenizer import SPECIAL_IDS, UNKNOWN_LANGUAGE, Tokenizer
+from lingvo_moe.data.tokenizer import UNKNOWN_LANGUAGE, Tokenizer
 from lingvo_moe.errors import UserError
 from lingvo_moe.importing import sentencepiece_models
 from lingvo_moe.importing.sentencepiece_models import piece
 
 FILE = "spiece.model"
 IDS = {"unk": 0, "pad": 1, "eos": 2}  # of MADLAD-400
-_LANGUAGE = re.compile("<2[A-Za-z_]+>")
-
-
-def rows_of_ids(size: int) -> np.ndarray:
-    """Returns the rows of their table of this size with our ids, in the order of these."""
-    ours = IDS | {"bos": IDS["unk"]}
-    special = [ours[name] for name in sorted(SPECIAL_IDS, key=SPECIAL_IDS.__getitem__)]
-    return np.concatenate([special, np.arange(len(IDS), size)])
+_TAG = re.compile("<2.*>")
+_LANGUAGE = re.compile("<2[a-z]{2,3}(?:_[A-Z][a-z]{3})?(?:_[A-Z]{2})?>")  # perhaps with a script or a region
+_ONLY = "of models of T5's class, only those of MADLAD-400 can be imported"
 
 
 def convert(directory: pathlib.Path, name: str) -> dict[str, Tokenizer]:
@@ -46,14 +41,11 @@ def convert(directory: pathlib.Path, name: str) -> dict[str, Tokenizer]:
       UserError: the file is missing or corrupt, or has no languages: it is that of another model of T5's class.
     """
     file = directory / FILE
-    model = sentencepiece_models.read(file, name)
+    model = sentencepiece_models.read(file, name, remedy=_ONLY)
     pieces = list(sentencepiece_models.pieces_of(model, file, name).values())
     languages = [each.piece for each in pieces if _LANGUAGE.fullmatch(each.piece)]
     if not languages:
-        raise UserError(
-            f"{name}: {FILE} has no pieces for languages, such as <2de>; of models of T5's class, only those of "
-            f"MADLAD-400 can be imported."
-        )
+        raise UserError(f"{name}: {FILE} has no pieces for languages, such as <2de>; {_ONLY}.")
     before = _before_language(model.SerializeToString(), languages, name)
     if before and before not in {each.piece for each in pieces}:
         raise UserError(
@@ -88,7 +80,12 @@ def _before_language(model: bytes, languages: Sequence[str], name: str) -> str:
 
 
 def _with_languages(pieces: Sequence[Any], kind: str) -> list[Any]:
-    """Returns the pieces of our ids, those of languages of another kind."""
+    """Returns the pieces of our ids, those of languages of another kind, and other tags unused."""
     special = sentencepiece_models.special_pieces()
-    others = [piece(each.piece, kind) if _LANGUAGE.fullmatch(each.piece) else each for each in pieces]
-    return [*(special[number] for number in sorted(special)), *others]
+
+    def converted(each: Any) -> Any:
+        if not _TAG.fullmatch(each.piece):
+            return each
+        return piece(each.piece, kind if _LANGUAGE.fullmatch(each.piece) else "UNUSED")
+
+    return [*(special[number] for number in sorted(special)), *map(converted, pieces)]

@@ -13,7 +13,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from lingvo_moe.data.tokenizer import SPECIAL_IDS, Tokenizers
 from lingvo_moe.errors import UserError
-from lingvo_moe.importing import madlad_tokenizer, tokenizer_files
+from lingvo_moe.importing import madlad_tokenizer, t5_models, tokenizer_files
 from lingvo_moe.testing import hugging_face_models
 
 NAME = "--input=model"
@@ -23,11 +23,6 @@ MESSAGES: Any = sentencepiece_model_pb2  # protobuf makes its classes when it is
 @pytest.fixture
 def madlad(tmp_path):
     return shutil.copytree(hugging_face_models.TOKENIZERS / "madlad", tmp_path / "madlad")
-
-
-def test_rows_are_those_of_our_ids():
-    """Padding, end, bos, which is not used and stands for unknown, unknown, and the pieces."""
-    assert madlad_tokenizer.rows_of_ids(6).tolist() == [1, 2, 0, 0, 3, 4, 5]
 
 
 def test_a_source_begins_with_a_space_and_the_language_of_its_translation(madlad, tmp_path):
@@ -40,7 +35,8 @@ def test_a_source_begins_with_a_space_and_the_language_of_its_translation(madlad
     french = loaded.in_languages({"source": "", "target": "fr"})
     assert french.source.pieces(french.source.prefix) == ["▁", "<2fr>"] and french.target.prefix == ()
     original = sentencepiece.SentencePieceProcessor(model_file=str(madlad / madlad_tokenizer.FILE))
-    rows = madlad_tokenizer.rows_of_ids(original.vocab_size())
+    rows = t5_models.rows_of_ids(madlad_tokenizer.IDS, original.vocab_size())
+    assert rows[:5].tolist() == [1, 2, 0, 0, 3]  # padding, end, bos, which stands for unknown, unknown, the first piece
     for text in ("The river is cold.", " Wo  ist 水?", ""):
         assert rows[french.source.encode([text])[0]].tolist()[2:] == original.encode(text)
         assert rows[french.target.encode([text])[0]].tolist() == original.encode(text)
@@ -54,6 +50,23 @@ def test_a_language_may_begin_a_source_without_a_space(madlad):
     changed(madlad, lambda model: setattr(model.normalizer_spec, "add_dummy_prefix", False))
     source = madlad_tokenizer.convert(madlad, NAME)["source"].into_language("fr", "f")
     assert source.before_language == "" and source.pieces(source.prefix) == ["<2fr>"]
+
+
+def test_tags_of_other_things_are_no_languages(madlad):
+    """The published file has tasks, scripts and regions of this form, which no text has here."""
+    others = ["<2translate>", "<2Latn>", "<2CA>", "<2en_xx_simple>"]
+    languages = ["<2zh_Hant>", "<2fr_CA>", "<2ms_Arab_BN>", "<2fil>"]
+
+    def rename(model: Any):
+        for piece, text in zip(model.pieces[20:], [*others, *languages]):
+            piece.piece, piece.score = text, 0.0
+
+    changed(madlad, rename)
+    found = madlad_tokenizer.convert(madlad, NAME)
+    assert found["source"].language_names[5:] == ("zh_Hant", "fr_CA", "ms_Arab_BN", "fil")
+    for tokenizer in found.values():
+        (ids,) = tokenizer.encode([" ".join(others)])
+        assert not set(others) & set(tokenizer.pieces(ids))
 
 
 def changed(directory, change: Callable[[Any], None]):
@@ -94,6 +107,10 @@ def replaced(directory, old: bytes, new: bytes):
         (
             lambda d: (d / madlad_tokenizer.FILE).write_bytes(b"x"),
             "spiece.model is not a complete SentencePiece model; co",
+        ),
+        (
+            lambda d: shutil.copy(hugging_face_models.TOKENIZERS / "switch" / "spiece.model", d),
+            "spiece.model begins with .*; of models of T5's class, only those of MADLAD-400 can be imported",
         ),
         (lambda d: changed(d, without_languages), "spiece.model has no pieces for languages, such as <2de>; of models"),
         (lambda d: changed(d, without_space), "spiece.model reads '▁' before a language, which is none of its pieces"),

@@ -18,13 +18,14 @@ _NOT_IN_PIECES = re.compile("[\0\ud800-\udfff]")
 _FIRST = ("<unk>", "<s>", "</s>")  # of models that fairseq or Marian reads, and of MADLAD-400's
 
 
-def read(path: pathlib.Path, name: str, first: Sequence[str] = _FIRST) -> Any:
+def read(path: pathlib.Path, name: str, first: Sequence[str] = _FIRST, remedy: str = "copy it again") -> Any:
     """Reads a SentencePiece model as a message.
 
     Args:
       path: of the file.
       name: what messages call the directory.
-      first: the pieces that the model begins with, which are special; three.
+      first: the pieces that the model begins with, which are special.
+      remedy: what the message about other first pieces advises.
 
     Raises:
       UserError: which begins with `name`; the file is missing or corrupt, or begins with other pieces.
@@ -43,7 +44,7 @@ def read(path: pathlib.Path, name: str, first: Sequence[str] = _FIRST) -> Any:
     if wrong := [piece.piece for piece in model.pieces if not isinstance(piece.piece, str)]:
         raise UserError(f"{name}: {path.name} has the piece {wrong[0]!r}, which is no text; copy it again.")
     if (found := [piece.piece for piece in model.pieces[: len(first)]]) != list(first):
-        raise UserError(f"{name}: {path.name} begins with the pieces {found}; expected {list(first)}; copy it again.")
+        raise UserError(f"{name}: {path.name} begins with the pieces {found}; expected {list(first)}; {remedy}.")
     return model
 
 
@@ -53,11 +54,11 @@ def check_texts(texts: Iterable[str], where: str):
         raise UserError(f"{where} has the piece {wrong[0]!r}, which is no text; copy it again.")
 
 
-def pieces_of(model: Any, path: pathlib.Path, name: str) -> dict[str, Any]:
-    """Returns the pieces of a model by their text, without special ones; raises UserError if there are none."""
-    pieces = {piece.piece: piece for piece in model.pieces[len(_FIRST) :]}
+def pieces_of(model: Any, path: pathlib.Path, name: str, first: Sequence[str] = _FIRST) -> dict[str, Any]:
+    """Returns the pieces of a model by their text, without its `first` ones; raises UserError if there are none."""
+    pieces = {piece.piece: piece for piece in model.pieces[len(first) :]}
     if not pieces:
-        raise UserError(f"{name}: {path.name} has no pieces besides its first {len(_FIRST)}; copy it again.")
+        raise UserError(f"{name}: {path.name} has no pieces besides {list(first)}; copy it again.")
     return pieces
 
 

@@ -41,19 +41,17 @@ class Switch:
         counts = zip(_STACKS, t5_models.layer_counts(fields))
         encoder, decoder = (_pattern(fields, stack, layers) for stack, layers in counts)
         return t5_models.dimensions(fields) | {
-            "num_experts": fields.count("num_experts"),
+            "num_experts": fields.count("num_experts", default=8),
             "layer_pattern": decoder,
             "encoder_layer_pattern": encoder if encoder != decoder else (),
         }
 
     def texts(self, directory: pathlib.Path, fields: Fields, name: str) -> Texts:
         """See `Family`."""
-        ids = switch_tokenizer.IDS
-        expected = {f"{special}_token_id": ids[special] for special in ("pad", "eos")}
-        fields.check_ids(expected | {"decoder_start_token_id": ids["pad"]}, switch_tokenizer.FILE)
-        tokenizers = switch_tokenizer.convert(directory, name)
+        ids, tokenizers = switch_tokenizer.IDS, switch_tokenizer.convert(directory, name)
+        t5_models.check_ids(fields, ids, ids["pad"], switch_tokenizer.FILE)
         fields.check_pieces(tokenizers["source"].vocabulary_size - 1)
-        return Texts(tokenizers, switch_tokenizer.rows_of_ids(fields.vocabulary))
+        return Texts(tokenizers, t5_models.rows_of_ids(ids, fields.vocabulary))
 
     def places(self, model: Translation, rows: np.ndarray, fields: Fields) -> T5Places:
         """See `Family`."""
@@ -63,7 +61,7 @@ class Switch:
 def _pattern(fields: Fields, stack: str, layers: int) -> tuple[str, ...]:
     """Returns the layer pattern of a stack: with experts are its second layer and every n-th from there on."""
     field = f"num_sparse_{stack}_layers"
-    sparse = fields.count(field, MOST_LAYERS)
+    sparse = fields.count(field, MOST_LAYERS, default=3)
     if layers % sparse:
         raise fields.wrong(field, f"a divisor of the {layers} layers")
     step = layers // sparse

@@ -2,8 +2,7 @@
 
 Hugging Face's file is spiece.model, whose pieces have the ids of the model: `<pad>` 0, `</s>` 1, `<unk>` 2, and then
 the others. After them come the sentinels, which stand for gaps of a text, from `<extra_id_99>` to `<extra_id_0>`. The
-decoder's input begins with `<pad>`, here, too. Ours have the special ids of `data.tokenizer`, of which bos has no place
-there, and is not used here; so all others are larger by one.
+decoder's input begins with `<pad>`, here, too. Ours have the ids of `t5_models.rows_of_ids`.
 
 A sentinel is one together with the space before it, as there.
 """
@@ -12,9 +11,7 @@ from __future__ import annotations
 
 import pathlib
 
-import numpy as np
-
-from lingvo_moe.data.tokenizer import SIDES, SPECIAL_IDS, UNKNOWN_LANGUAGE, Tokenizer
+from lingvo_moe.data.tokenizer import SIDES, UNKNOWN_LANGUAGE, Tokenizer
 from lingvo_moe.errors import UserError
 from lingvo_moe.importing import sentencepiece_models
 from lingvo_moe.importing.model_directory import read_json
@@ -24,13 +21,6 @@ FILE = "spiece.model"
 IDS = {"pad": 0, "eos": 1, "unk": 2}
 _FIRST = ("<pad>", "</s>", "<unk>")
 _CONFIG, _SENTINELS, _MOST_SENTINELS = "tokenizer_config.json", 100, 1000
-
-
-def rows_of_ids(size: int) -> np.ndarray:
-    """Returns the rows of their table of this size with our ids, in the order of these."""
-    ours = IDS | {"bos": IDS["unk"]}
-    special = [ours[name] for name in sorted(SPECIAL_IDS, key=SPECIAL_IDS.__getitem__)]
-    return np.concatenate([special, np.arange(len(IDS), size)])
 
 
 def convert(directory: pathlib.Path, name: str) -> dict[str, Tokenizer]:
@@ -45,7 +35,7 @@ def convert(directory: pathlib.Path, name: str) -> dict[str, Tokenizer]:
     """
     file = directory / FILE
     model = sentencepiece_models.read(file, name, _FIRST)
-    pieces = sentencepiece_models.pieces_of(model, file, name).values()
+    pieces = sentencepiece_models.pieces_of(model, file, name, _FIRST).values()
     special = sentencepiece_models.special_pieces()
     count = _sentinels(directory, name)
     sentinels = [piece(f"\u2581<extra_id_{number}>", "USER_DEFINED") for number in reversed(range(count))]

@@ -9,7 +9,7 @@ import pytest
 
 from lingvo_moe.data.tokenizer import SPECIAL_IDS, Tokenizers
 from lingvo_moe.errors import UserError
-from lingvo_moe.importing import switch_tokenizer, tokenizer_files
+from lingvo_moe.importing import switch_tokenizer, t5_models, tokenizer_files
 from lingvo_moe.testing import hugging_face_models
 
 NAME, CONFIG = "--input=model", "tokenizer_config.json"
@@ -22,7 +22,7 @@ def switch(tmp_path):
 
 def test_rows_are_those_of_our_ids():
     """Padding, end, bos, which is not used and stands for unknown, unknown, and the pieces."""
-    assert switch_tokenizer.rows_of_ids(6).tolist() == [0, 1, 2, 2, 3, 4, 5]
+    assert t5_models.rows_of_ids(switch_tokenizer.IDS, 6).tolist() == [0, 1, 2, 2, 3, 4, 5]
 
 
 def test_both_sides_have_sentinels(switch, tmp_path):

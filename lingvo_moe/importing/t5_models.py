@@ -1,9 +1,11 @@
-"""What models of T5's architecture have in common, of the fields of config.json."""
+"""What models of T5's architecture have in common: fields of config.json, and ids."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from lingvo_moe.data.tokenizer import SPECIAL_IDS
 from lingvo_moe.importing.model_config import MOST_LAYERS, Fields
@@ -20,7 +22,7 @@ def layer_counts(fields: Fields) -> tuple[int, int]:
 def dimensions(fields: Fields) -> dict[str, Any]:
     """Returns the fields of our model that the dimensions decide."""
     encoder, decoder = layer_counts(fields)
-    vocabulary = fields.vocabulary + 1  # with bos, which theirs lack, and no prediction is
+    vocabulary = fields.vocabulary + 1  # bos, see `rows_of_ids`
     return {
         "num_layers": encoder + decoder,
         "num_encoder_layers": encoder,
@@ -34,3 +36,24 @@ def dimensions(fields: Fields) -> dict[str, Any]:
         "relative_distance": fields.count("relative_attention_max_distance", default=128),
         "excluded_ids": (SPECIAL_IDS["bos"],),
     }
+
+
+def rows_of_ids(ids: Mapping[str, int], size: int) -> np.ndarray:
+    """Returns the rows of their table with our ids, in the order of these.
+
+    Ours have the special ids of `data.tokenizer`. Of these, bos has no row there, and is neither read nor predicted
+    here, so all other ids are larger by one.
+
+    Args:
+      ids: theirs of `pad`, `eos` and `unk`, which are the first three.
+      size: of their table.
+    """
+    theirs = {**ids, "bos": ids["unk"]}
+    special = [theirs[name] for name in sorted(SPECIAL_IDS, key=SPECIAL_IDS.__getitem__)]
+    return np.concatenate([special, np.arange(len(ids), size)])
+
+
+def check_ids(fields: Fields, ids: Mapping[str, int], start: int, file: str):
+    """Raises UserError for other ids of padding, end and the decoder's first token than those of a tokenizer's file."""
+    expected = {"pad_token_id": ids["pad"], "eos_token_id": ids["eos"], "decoder_start_token_id": start}
+    fields.check_ids(expected, file)

@@ -37,7 +37,8 @@ class Place:
       index: of the part: that of the repeat, and that of the expert, where the weight is of several.
       scale: what multiplies the tensor's values to make ours.
       rows: of a table of embeddings, or of the values for all tokens: for each of ours, the row there, or -1 for none,
-        where ours are `_NO_TOKEN`. None for what is not by token.
+        where ours are `_NO_TOKEN` (a bias of logits; models without one have `excluded_ids`). None for what is not by
+        token.
       is_transposed: whether it is a matrix `[outputs, inputs]`, of a linear layer, and ours `[inputs, outputs]`.
     """
 

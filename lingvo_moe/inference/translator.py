@@ -80,7 +80,8 @@ class Translator:
         """Returns a translator between other languages, with the same weights and program.
 
         Args:
-          source_language: of the texts, by its name among those of the tokenizers, such as `deu_Latn`.
+          source_language: of the texts, by its name among those of the tokenizers, such as `deu_Latn`; may be empty
+            where sources begin with the language of the translation alone.
           target_language: of their translations.
 
         Raises:
@@ -227,6 +228,8 @@ def load(
 def _digest(theta: dict, tokenizers: Tokenizers) -> str:
     """Returns the hash of the small weights and the tokenizers: no two trainings have the same scales of a norm."""
     found = hashlib.sha256(tokenizers.source.model + tokenizers.target.model)
+    if tokenizers.source.names_target:  # with one model, sources may begin with a piece before the language, or not
+        found.update(tokenizers.source.before_language.encode())
     for path, weight in tree.flatten(theta).items():
         if weight.size <= _MOST_HASHED:
             found.update(path.encode() + np.asarray(weight).tobytes())

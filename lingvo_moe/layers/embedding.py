@@ -86,7 +86,7 @@ class Softmax(Layer):
       model_dim: M, of the inputs.
       is_tied: whether an embedding's table stands for the projection.
       bias: whether each logit has a bias.
-      excluded: the ids that no prediction can be.
+      excluded: the ids with the probability 0.
     """
 
     vocabulary: int

@@ -41,7 +41,7 @@ class LayerNorm(Layer):
 class RMSNorm(Layer):
     """Divides by the root mean square of the model dimension; learnt scale (Zhang and Sennrich 2019).
 
-    Neither a mean nor a bias moves the vectors. Statistics are float32, as those of `LayerNorm`.
+    There is no mean and no bias. Statistics are float32, as those of `LayerNorm`.
 
     Attributes:
       model_dim: M.

@@ -50,7 +50,7 @@ class SpeechRecognition(Transformer):
     def __post_init__(self):
         super().__post_init__()
         ranges.check("model.", self, dict.fromkeys(("num_bins", "subsampling_channels", "kernel_size"), COUNT))
-        for name in ("sampled_softmax", "label_smoothing", "tied_embeddings"):
+        for name in ("sampled_softmax", "label_smoothing", "tied_embeddings", "logits_bias", "excluded_ids"):
             if getattr(self, name):
                 raise UserError(f"model.{name} is {getattr(self, name)}; a speech model, whose loss is CTC, has none.")
         if self.twin_keys:

@@ -71,8 +71,8 @@ class Transformer(Layer):
         `embedding/table`. It is the source's embedding, too, where both sides have one vocabulary.
       tied_softmax: whether tied embeddings include the softmax; if not, it has `softmax/projection` as in T5 v1.1, and
         source and target share one table. Without tied embeddings it always has, and this has no effect.
-      excluded_ids: the ids that no prediction can be, and that have no part of its probability, such as bos where its
-        row of the softmax is not trained; not with a sampled softmax or label smoothing.
+      excluded_ids: ids with the probability 0, such as bos where its row of the softmax is not trained; not with a
+        sampled softmax or label smoothing.
       label_smoothing: of the optimised loss; the reported cross-entropy has none.
       sampled_softmax: number of candidates with which training estimates the cross-entropy, see
         `layers.sampled_softmax`; 0 for the whole vocabulary, as in one that has no more. Not with label smoothing.

@@ -114,7 +114,7 @@ class LineReader:
           numbers_in_english: whether numbers that are put in, or stand alone, are as English writes them.
         """
         self._tokenizer, self._limit = tokenizer, limit
-        self._pieces = dataclasses.replace(tokenizer, language="")  # of words, which begin with no language
+        self._pieces = tokenizer.without_language()  # of words
         self._english, self._reread_below = english, reread_below
         self._numbers_in_english = numbers_in_english
 

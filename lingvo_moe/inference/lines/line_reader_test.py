@@ -37,6 +37,16 @@ def _readings(line: str, limit: int = 12) -> list[Reading]:
     return text.readings
 
 
+def test_words_begin_with_no_language(monkeypatch):
+    """By the numbers of their pieces, a mark of an accelerator is told from a part of a name."""
+    read = []
+    encode = _Tokenizer.encode
+    monkeypatch.setattr(_Tokenizer, "encode", lambda self, texts: (read.append(self), encode(self, texts))[1])
+    source = _Tokenizer(b"", language="de", own_language="de", names_target=True, target_piece="<2fr>")
+    LineReader(source, 12).lines(["Enre_gistrer"])
+    assert {(each.language, each.target_piece) for each in read} == {("", ""), ("de", "<2fr>")}
+
+
 def test_a_plain_line_is_read_as_it_is():
     (text,) = _texts("\u2603 \u2068neerg\u2069  der")
     assert (text.frame, text.readings) == (Framed("\u2603 ", "neerg der", ""), [Reading(["neerg der"])])
