@@ -403,7 +403,13 @@ class Checkpoints:
     def _read(self, step: int, items: Mapping[str, orbax.args.CheckpointArgs]) -> Any:
         """Reads what this process needs of these items; raises CorruptCheckpoint if stored bytes changed."""
         try:
-            handler = orbax.CompositeCheckpointHandler(*_ITEMS)
+            on_devices: dict[str, Any] = {
+                name: checkpoint_arrays.devices_handler(arguments)
+                for name, arguments in items.items()
+                if isinstance(arguments, orbax.args.StandardRestore)
+            }
+            others = [name for name in _ITEMS if name not in on_devices]
+            handler = orbax.CompositeCheckpointHandler(*others, **on_devices)
             reader = orbax.Checkpointer(handler, multiprocessing_options=this_process())
             return reader.restore(self.path(step), args=orbax.args.Composite(**items))
         except Exception as error:  # Orbax raises many kinds, the bare class among them

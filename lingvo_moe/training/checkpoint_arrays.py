@@ -159,6 +159,18 @@ def restore_on_devices(specs: dict, shardings: dict) -> orbax.args.StandardResto
     return orbax.args.StandardRestore(tree.map_leaves(abstract, specs, shardings))
 
 
+def devices_handler(arguments: orbax.args.StandardRestore) -> orbax.StandardCheckpointHandler:
+    """Returns the handler that restores an item with the arguments of `restore_on_devices`, few arrays at a time.
+
+    Beside arrays on devices, the host holds those that are being read: bytes from files, decoded ones, and Orbax's
+    copy. By default, Orbax reads up to 96 GB at a time, all weights of most models; here it is about the largest array.
+    """
+    leaves = jax.tree_util.tree_leaves(arguments.item)
+    largest = max(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
+    # Orbax counts whole GB, and refuses an array that is as large as the limit.
+    return orbax.StandardCheckpointHandler(restore_concurrent_gb=largest // 10**9 + 1)
+
+
 def check_finite(theta: dict, name: str, remedy: str):
     """Raises UserError, naming `name` and the weight, for a weight that is not finite: all results would be wrong.
 

@@ -10,8 +10,10 @@ import subprocess
 import sys
 import weakref
 
+import jax
 import numpy as np
 import pytest
+from orbax import checkpoint as orbax
 
 from lingvo_moe import experiment, tree
 from lingvo_moe.engines.tpu_strategy import Training
@@ -146,6 +148,25 @@ def test_host_memory_is_bounded(tmp_path, monkeypatch):
     stored = Checkpoints(tmp_path).restore("tiny", specs, None).state["theta"]["expert"]
     assert stored._store.chunk_layout.read_chunk.shape == (1, 16, 64)
     np.testing.assert_array_equal(stored[2:3, :, :], np.asarray(state["theta"]["expert"])[2:3])
+
+
+def test_little_is_read_at_a_time(tmp_path, monkeypatch):
+    """Orbax would hold all weights twice or more on the host, so that a model of half the memory could not be used."""
+    limits, made = [], orbax.StandardCheckpointHandler
+
+    def handler(restore_concurrent_gb: int) -> orbax.StandardCheckpointHandler:
+        limits.append(restore_concurrent_gb)
+        return made(restore_concurrent_gb=restore_concurrent_gb)
+
+    monkeypatch.setattr(orbax, "StandardCheckpointHandler", handler)
+    save(tmp_path, state_of(1, SPECS))
+    restored = Checkpoints(tmp_path).restore("tiny", SPECS, shardings(SPECS, ONE))
+    assert_equal(restored.state, state_of(1, SPECS))
+    assert limits == [1, 1]  # of the weights, and of the rest
+    large = {"w": Spec((1000, 1000, 1000), "float32", "")}
+    on_one = {"w": jax.sharding.SingleDeviceSharding(jax.devices()[0])}
+    checkpoint_arrays.devices_handler(checkpoint_arrays.restore_on_devices(large, on_one))
+    assert limits[2:] == [5]  # Orbax refuses an array of 4 GB if the limit is 4.
 
 
 def test_retention_and_fallback_of_variables(tmp_path, caplog):
