@@ -96,6 +96,13 @@ class Case:
         return rows.batch
 
 
+def write_changed(directory: pathlib.Path, name: str, changes: dict):
+    """Writes a tiny model whose config.json has other values."""
+    hugging_face_models.write(directory, name)
+    file = directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
 @pytest.fixture(scope="module", params=NAMES)
 def case(request, tmp_path_factory) -> Case:
     directory = tmp_path_factory.mktemp("models") / request.param
@@ -257,9 +264,7 @@ def test_a_model_of_another_kind_is_an_error(directory, changes, message):
     ],
 )
 def test_a_model_of_marian_that_is_another_kind_is_an_error(tmp_path, changes, message):
-    hugging_face_models.write(tmp_path, "marian")
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    write_changed(tmp_path, "marian", changes)
     with pytest.raises(UserError, match=message):
         hugging_face.read(tmp_path, "--input")
 
@@ -300,9 +305,7 @@ def test_a_model_of_t5_that_is_another_kind_is_an_error(tmp_path, changes, messa
 
 def test_a_decoder_has_as_many_layers_as_the_encoder_if_nothing_else_is_said(tmp_path):
     """As Hugging Face's library reads null."""
-    hugging_face_models.write(tmp_path, "madlad")
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"num_decoder_layers": None}))
+    write_changed(tmp_path, "madlad", {"num_decoder_layers": None})
     assert hugging_face.describe(tmp_path, "it").model.stack_layers == {"encoder": 3, "decoder": 3}
 
 
@@ -325,19 +328,15 @@ def test_a_decoder_has_as_many_layers_as_the_encoder_if_nothing_else_is_said(tmp
     ],
 )
 def test_a_switch_transformer_that_is_another_kind_is_an_error(tmp_path, changes, message):
-    hugging_face_models.write(tmp_path, "switch")
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    write_changed(tmp_path, "switch", changes)
     with pytest.raises(UserError, match=message):
         hugging_face.read(tmp_path, "--input")
 
 
 def test_experts_are_in_the_layers_of_the_sparse_step(tmp_path):
     """The second layer, and every third one from there on."""
-    hugging_face_models.write(tmp_path, "switch")
-    config = json.loads((tmp_path / "config.json").read_text())
     changes = {"num_layers": 6, "num_sparse_encoder_layers": 2, "num_decoder_layers": 3, "num_sparse_decoder_layers": 3}
-    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    write_changed(tmp_path, "switch", changes)
     model = hugging_face.describe(tmp_path, "it").model
     assert model.layer_patterns == {"encoder": ("dense", "moe", "dense"), "decoder": ("moe",)}
 
@@ -356,9 +355,7 @@ def test_distances_have_the_buckets_of_hugging_faces_code(name):
 
 def test_other_rows_of_the_table_are_never_predicted(tmp_path):
     """Of more rows than pieces, as some files of T5's class have, each has a place, and its own value."""
-    hugging_face_models.write(tmp_path, "madlad")
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 304}))
+    write_changed(tmp_path, "madlad", {"vocab_size": 304})
     weights = load_file(tmp_path / "model.safetensors")
     for name in ("shared.weight", "lm_head.weight"):
         weights[name] = np.concatenate([weights[name], np.full((4, 32), 3, np.float32)])
@@ -395,9 +392,7 @@ def test_special_pieces_of_marian_may_have_any_ids(tmp_path):
 
 def test_a_model_of_marian_may_have_relu_and_tables_of_positions(tmp_path):
     """The large ones of Opus-MT have; the tables are computed."""
-    hugging_face_models.write(tmp_path, "marian")
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"activation_function": "relu"}))
+    write_changed(tmp_path, "marian", {"activation_function": "relu"})
     weights = load_file(tmp_path / "model.safetensors")
     weights |= {
         f"model.{side}.embed_positions.weight": np.zeros((64, 32), np.float32) for side in ("encoder", "decoder")

@@ -35,9 +35,7 @@ class Madlad:
     def texts(self, directory: pathlib.Path, fields: Fields, name: str) -> Texts:
         """See `Family`."""
         ids, tokenizers = madlad_tokenizer.IDS, madlad_tokenizer.convert(directory, name)
-        t5_models.check_ids(fields, ids, ids["unk"], madlad_tokenizer.FILE)
-        fields.check_pieces(tokenizers["source"].vocabulary_size - 1)
-        return Texts(tokenizers, t5_models.rows_of_ids(ids, fields.vocabulary))
+        return t5_models.texts(fields, tokenizers, ids, ids["unk"], madlad_tokenizer.FILE)
 
     def places(self, model: Translation, rows: np.ndarray, fields: Fields) -> T5Places:
         """See `Family`."""

@@ -49,9 +49,7 @@ class Switch:
     def texts(self, directory: pathlib.Path, fields: Fields, name: str) -> Texts:
         """See `Family`."""
         ids, tokenizers = switch_tokenizer.IDS, switch_tokenizer.convert(directory, name)
-        t5_models.check_ids(fields, ids, ids["pad"], switch_tokenizer.FILE)
-        fields.check_pieces(tokenizers["source"].vocabulary_size - 1)
-        return Texts(tokenizers, t5_models.rows_of_ids(ids, fields.vocabulary))
+        return t5_models.texts(fields, tokenizers, ids, ids["pad"], switch_tokenizer.FILE)
 
     def places(self, model: Translation, rows: np.ndarray, fields: Fields) -> T5Places:
         """See `Family`."""

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from lingvo_moe.data.tokenizer import SPECIAL_IDS
+from lingvo_moe.data.tokenizer import SPECIAL_IDS, Tokenizer
+from lingvo_moe.importing.family import Texts
 from lingvo_moe.importing.model_config import MOST_LAYERS, Fields
 
 REQUIRED: Mapping[str, Any] = {"layer_norm_epsilon": 1e-6, "is_decoder_only": False}
@@ -38,6 +39,25 @@ def dimensions(fields: Fields) -> dict[str, Any]:
     }
 
 
+def texts(fields: Fields, tokenizers: Mapping[str, Tokenizer], ids: Mapping[str, int], start: int, file: str) -> Texts:
+    """Returns the tokenizers of a model, and the rows of its table.
+
+    Args:
+      fields: of config.json.
+      tokenizers: by side.
+      ids: theirs of `pad`, `eos` and `unk`.
+      start: what the decoder's input begins with.
+      file: what the ids are read from.
+
+    Raises:
+      UserError: config.json has other ids, or fewer pieces than the tokenizer.
+    """
+    expected = {"pad_token_id": ids["pad"], "eos_token_id": ids["eos"], "decoder_start_token_id": start}
+    fields.check_ids(expected, file)
+    fields.check_pieces(tokenizers["source"].vocabulary_size - 1)  # without our bos
+    return Texts(tokenizers, rows_of_ids(ids, fields.vocabulary))
+
+
 def rows_of_ids(ids: Mapping[str, int], size: int) -> np.ndarray:
     """Returns the rows of their table with our ids, in the order of these.
 
@@ -51,9 +71,3 @@ def rows_of_ids(ids: Mapping[str, int], size: int) -> np.ndarray:
     theirs = {**ids, "bos": ids["unk"]}
     special = [theirs[name] for name in sorted(SPECIAL_IDS, key=SPECIAL_IDS.__getitem__)]
     return np.concatenate([special, np.arange(len(ids), size)])
-
-
-def check_ids(fields: Fields, ids: Mapping[str, int], start: int, file: str):
-    """Raises UserError for other ids of padding, end and the decoder's first token than those of a tokenizer's file."""
-    expected = {"pad_token_id": ids["pad"], "eos_token_id": ids["eos"], "decoder_start_token_id": start}
-    fields.check_ids(expected, file)

@@ -18,8 +18,6 @@ _MARIAN_SEARCH = {
     "num_beams": 6,
     **_MARIAN_IDS,
 }
-
-
 _MADLAD_IDS = {"decoder_start_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
 _SWITCH_IDS = {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
 
@@ -43,6 +41,19 @@ _COMMON = {
     "use_cache": True,
     "torch_dtype": "float32",
     **_SPECIAL_IDS,
+}
+_T5 = {
+    "d_model": 32,
+    "d_kv": 16,
+    "d_ff": 64,
+    "num_heads": 4,
+    "layer_norm_epsilon": 1e-06,
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "dropout_rate": 0.1,
+    "initializer_factor": 1.0,
+    "is_encoder_decoder": True,
+    "use_cache": True,
 }
 # What facebook/nllb-200-distilled-600M, facebook/nllb-moe-54b, facebook/m2m100_418M, Helsinki-NLP/opus-mt-de-en,
 # google/madlad400-3b-mt and google/switch-base-8 have, with small dimensions.
@@ -125,33 +136,19 @@ CONFIGS = {
         "architectures": ["T5ForConditionalGeneration"],
         "model_type": "t5",
         "vocab_size": 300,
-        "d_model": 32,
-        "d_kv": 16,
-        "d_ff": 64,
-        "num_heads": 4,
         "num_layers": 3,
         "num_decoder_layers": 2,
         "feed_forward_proj": "gated-gelu",
-        "layer_norm_epsilon": 1e-06,
-        "relative_attention_num_buckets": 32,
-        "relative_attention_max_distance": 128,
-        "dropout_rate": 0.1,
-        "initializer_factor": 1.0,
-        "is_encoder_decoder": True,
         "n_positions": 512,
         "output_past": True,
         "tie_word_embeddings": False,
-        "use_cache": True,
+        **_T5,
         **_MADLAD_IDS,
     },
     "switch": {
         "architectures": ["SwitchTransformersForConditionalGeneration"],
         "model_type": "switch_transformers",
         "vocab_size": 312,  # 300 pieces, ten sentinels, and two rows that nothing uses
-        "d_model": 32,
-        "d_kv": 16,
-        "d_ff": 64,
-        "num_heads": 4,
         "num_layers": 4,
         "num_decoder_layers": 2,
         "num_sparse_encoder_layers": 2,
@@ -172,13 +169,7 @@ CONFIGS = {
         "dense_act_fn": "relu",
         "feed_forward_proj": "relu",
         "is_gated_act": False,
-        "layer_norm_epsilon": 1e-06,
-        "relative_attention_num_buckets": 32,
-        "relative_attention_max_distance": 128,
-        "dropout_rate": 0.1,
-        "initializer_factor": 1.0,
-        "is_encoder_decoder": True,
-        "use_cache": True,
+        **_T5,
         **_SWITCH_IDS,
     },
 }
