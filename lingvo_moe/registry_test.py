@@ -108,14 +108,15 @@ def test_what_is_no_recipe_is_refused_at_once(text, message, tmp_path):
 def test_a_failing_recipe_is_named(tmp_path):
     """With its file and line, in one line: other commands and models do not depend on it."""
     failing = {
-        "return 3": r"the result of experiment\(\) is an int; expected an Experiment .*, line 4\)",
-        "return Experiment(modell=3)": r"TypeError: .* unexpected keyword argument 'modell' .*, line 10\)",
-        "return {}['a']": r"KeyError: 'a' .*, line 14\)",
-        "return TrainingSchedule(steps=0)": r"training.steps is 0; expected at least 1 .*, line 16\)",
+        "return 3": r"the result of experiment\(\) is an int; expected an Experiment .*, line 5\)",
+        "return Experiment(modell=3)": r"TypeError: .* unexpected keyword argument 'modell' .*, line 11\)",
+        "return {}['a']": r"KeyError: 'a' .*, line 15\)",
+        "return TrainingSchedule(steps=0)": r"training.steps is 0; expected at least 1 .*, line 17\)",
     }
     own = tmp_path / "failing.py"
     own.write_text(
-        "from lingvo_moe import registry\nfrom lingvo_moe.experiment import Experiment, Recipe, TrainingSchedule\n"
+        "from lingvo_moe import registry\nfrom lingvo_moe.experiment import Experiment, Recipe\n"
+        "from lingvo_moe.training_schedule import TrainingSchedule\n"
         + "".join(
             f"\n@registry.register\nclass A{number}(Recipe):\n    def experiment(self): {body}\n"
             for number, body in enumerate(failing)

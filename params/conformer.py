@@ -12,11 +12,12 @@ from lingvo_moe import registry
 from lingvo_moe.data.batching import default_shards
 from lingvo_moe.data.log_mel import LogMel
 from lingvo_moe.data.speech import SpeechInput
-from lingvo_moe.experiment import Experiment, Recipe, TrainingSchedule
+from lingvo_moe.experiment import Experiment, Recipe
 from lingvo_moe.models.speech import SpeechRecognition
 from lingvo_moe.optimizers.adafactor import Adafactor
 from lingvo_moe.optimizers.schedules import InverseSquareRoot
 from lingvo_moe.sharding.layout import DeviceMesh
+from lingvo_moe.training_schedule import TrainingSchedule
 
 _LAYOUT = "pipeline_data"
 

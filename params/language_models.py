@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from lingvo_moe.data.batching import InputConfig, default_shards
-from lingvo_moe.experiment import Experiment, Recipe, TrainingSchedule
+from lingvo_moe.experiment import Experiment, Recipe
 from lingvo_moe.models.language_model import LanguageModel
 from lingvo_moe.optimizers.adafactor import Adafactor
 from lingvo_moe.optimizers.schedules import InverseSquareRoot
 from lingvo_moe.sharding.layout import DeviceMesh
+from lingvo_moe.training_schedule import TrainingSchedule
 from params.m4 import DECODING_POSITIONS, aux_loss_weight
 
 TRILLION_TOKENS = 10**12

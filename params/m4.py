@@ -10,11 +10,12 @@ from __future__ import annotations
 from lingvo_moe import registry
 from lingvo_moe.data.batching import InputConfig, default_shards
 from lingvo_moe.decoding.flat_beam_search import BeamSearch
-from lingvo_moe.experiment import Experiment, Recipe, TrainingSchedule
+from lingvo_moe.experiment import Experiment, Recipe
 from lingvo_moe.models.translation import Translation
 from lingvo_moe.optimizers.adafactor import Adafactor
 from lingvo_moe.optimizers.schedules import InverseSquareRoot
 from lingvo_moe.sharding.layout import DeviceMesh
+from lingvo_moe.training_schedule import TrainingSchedule
 
 MILLION_TOKENS = 2**20
 DECODING_POSITIONS = 2**14  # E * C of a group in a step of decoding: equal AllToAlls for each number of experts

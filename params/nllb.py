@@ -9,11 +9,12 @@ from __future__ import annotations
 from lingvo_moe import registry
 from lingvo_moe.data.batching import InputConfig
 from lingvo_moe.decoding.flat_beam_search import BeamSearch
-from lingvo_moe.experiment import Experiment, Recipe, TrainingSchedule
+from lingvo_moe.experiment import Experiment, Recipe
 from lingvo_moe.models.translation import Translation
 from lingvo_moe.optimizers.adafactor import Adafactor
 from lingvo_moe.optimizers.schedules import InverseSquareRoot
 from lingvo_moe.sharding.layout import DeviceMesh
+from lingvo_moe.training_schedule import TrainingSchedule
 
 _EOS = 1  # the decoder's input begins with it
 

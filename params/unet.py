@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from lingvo_moe import registry
 from lingvo_moe.data.volumes import VolumeInput
-from lingvo_moe.experiment import Experiment, Recipe, TrainingSchedule
+from lingvo_moe.experiment import Experiment, Recipe
 from lingvo_moe.models.segmentation import UNet
 from lingvo_moe.optimizers.adafactor import Adafactor
 from lingvo_moe.optimizers.schedules import InverseSquareRoot
 from lingvo_moe.sharding.layout import DeviceMesh
+from lingvo_moe.training_schedule import TrainingSchedule
 
 
 class Spatial(Recipe):

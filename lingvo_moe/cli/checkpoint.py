@@ -19,11 +19,11 @@ from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.importing import export, hugging_face, tokenizer_files
 from lingvo_moe.importing.model_directory import CONFIG
 from lingvo_moe.steps import weight_specs
-from lingvo_moe.training import checkpoint_manifest, hyperparameters
+from lingvo_moe.training import checkpoint_average, checkpoint_manifest, hyperparameters, weights_conversion
 from lingvo_moe.training import checkpoint_tools as tools
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, RefusedCheckpoint, RemovedCheckpoint
-from lingvo_moe.training.checkpoint_reader import Reader, num_bytes
+from lingvo_moe.training.checkpoint_reader import WEIGHTS, Reader, num_bytes
 from lingvo_moe.training.readers import read_tokens
 from lingvo_moe.utils import columns, progress
 from lingvo_moe.utils.counts import counted
@@ -130,7 +130,7 @@ def _average(config: CheckpointConfig):
     steps = checkpoints.steps()[-config.last :] if config.last is not None else list(map(_step_number, config.steps))
     if config.last is not None and len(steps) < config.last:
         raise UserError(f"--last={config.last}: {checkpoints.directory} holds {counted(len(steps), 'checkpoint')}.")
-    tools.average(checkpoints, steps, config.output)
+    checkpoint_average.of_steps(checkpoints, steps, config.output)
     _logger.info("%s: average of steps %s, as step %d", config.output, ", ".join(map(str, steps)), max(steps))
 
 
@@ -142,7 +142,7 @@ def _average_logdirs(config: CheckpointConfig, output: str):
             f"--logdirs={','.join(config.logdirs)}: one is empty or named twice; expected different log directories."
         )
     logdirs = {name: _existing(name, "--logdirs") for name in config.logdirs}
-    tools.average_logdirs(logdirs, output)
+    checkpoint_average.of_logdirs(logdirs, output)
     _logger.info("%s: average of the newest weights of %s", output, ", ".join(logdirs))
 
 
@@ -166,7 +166,7 @@ def _convert(config: CheckpointConfig):
 def _from_input(config: CheckpointConfig, name: str):
     if os.path.isdir(name):
         _from_directory(config, pathlib.Path(name))
-    elif os.path.exists(name) or name.endswith(tools.SUFFIX):
+    elif os.path.exists(name) or name.endswith(weights_conversion.SUFFIX):
         _from_safetensors(config, name)
     else:
         raise UserError(
@@ -186,14 +186,14 @@ def _to_output(config: CheckpointConfig, output: str):
 
 def _to_safetensors(config: CheckpointConfig, file: str):
     checkpoints = _existing(_logdir(config))
-    step = tools.choose(checkpoints, config.step, tools.WEIGHTS)
-    tools.to_safetensors(checkpoints, step, file, config.dtype, _values(checkpoints.directory.parent))
+    step = tools.choose(checkpoints, config.step, WEIGHTS)
+    weights_conversion.to_safetensors(checkpoints, step, file, config.dtype, _values(checkpoints.directory.parent))
     _logger.info("%s: weights of step %d, %s", file, step, config.dtype)
 
 
 def _to_directory(config: CheckpointConfig, output: str, like: str):
     """Exports a model in Hugging Face's format."""
-    if output.endswith(tools.SUFFIX):
+    if output.endswith(weights_conversion.SUFFIX):
         raise UserError(
             f"--output={output} is the name of a file, but with --like={like}, a directory is written; name one, or "
             f"leave --like out to write a file in this program's format."
@@ -206,7 +206,7 @@ def _to_directory(config: CheckpointConfig, output: str, like: str):
     directory, where = pathlib.Path(output).absolute(), f"--logdir={_logdir(config)}"
     export.check_output(directory)
     checkpoints = _existing(_logdir(config))
-    step = tools.choose(checkpoints, config.step, tools.WEIGHTS)
+    step = tools.choose(checkpoints, config.step, WEIGHTS)
     reader = Reader(checkpoints.path(step))
     found = hugging_face.describe(pathlib.Path(like), f"--like={like}")
     export.check(_trained(reader, checkpoints.directory.parent, where), where, found, f"--like={like}")
@@ -232,7 +232,7 @@ def _from_safetensors(config: CheckpointConfig, file: str):
         if flag in config.given:
             raise UserError(f"--{flag} is for --output; with --input, the file says {question}.")
     logdir, given = _logdir(config), registry.full_name(config.model) if config.model else None
-    facts = tools.facts_of_safetensors(file, f"--input={file}")
+    facts = weights_conversion.facts_of_safetensors(file, f"--input={file}")
     if given in (None, facts.model):
         recorded = hyperparameters.Recorded(facts.model, facts.hyperparameters or {})
         name, settings = recorded.resolve(f"--input={file}")
@@ -240,7 +240,7 @@ def _from_safetensors(config: CheckpointConfig, file: str):
         _logger.warning("--model=%s: %s has the hyperparameters of %s, which are not used.", given, file, facts.model)
         name, settings = given, ()
     trained = experiment.unchecked(name, (*settings, *config.assignments))  # the mesh does not matter here
-    step = tools.from_safetensors(file, name, weight_specs(trained.model.weights()), logdir)
+    step = weights_conversion.from_safetensors(file, name, weight_specs(trained.model.weights()), logdir)
     hyperparameters.save(pathlib.Path(logdir), hyperparameters.of(name, trained).portable)
     if facts.readers is None and read_tokens(trained):
         _logger.warning(
@@ -269,7 +269,9 @@ def _from_directory(config: CheckpointConfig, directory: pathlib.Path):
         tokenizer_files.write(found.tokenizers, tokenizers, f"--logdir={logdir}")
         hyperparameters.save(pathlib.Path(logdir), hyperparameters.of(found.name, imported))
 
-    tools.save_imported(logdir, found.name, tools.FileWeights(0, found.theta, readers), origin, write_others)
+    weights_conversion.save_imported(
+        logdir, found.name, weights_conversion.FileWeights(0, found.theta, readers), origin, write_others
+    )
     source, target = (found.tokenizers[side] for side in SIDES)
     if source.languages:
         named = "" if source.names_target else "--source_language and "

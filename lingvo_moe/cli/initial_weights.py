@@ -40,15 +40,15 @@ def weights(
             if getattr(config, flag):
                 raise UserError(f"--{flag} belongs to --initial_weights; pass that flag, too.")
         return None, {}
-    from lingvo_moe.training import checkpoint_arrays, checkpoint_tools  # they import JAX, see `train.train`
+    from lingvo_moe.training import checkpoint_arrays, weights_conversion  # they import JAX, see `train.train`
 
     if _resumes(config, "--initial_weights"):
         return None, {}
     given = pathlib.Path(config.initial_weights)
-    if given.suffix == checkpoint_tools.SUFFIX:
+    if given.suffix == weights_conversion.SUFFIX:
         specs = weight_specs(_initial_model(config, name, experiment.model).weights())
         remedy = _remedy_of_other_weights(config, experiment)
-        found = checkpoint_tools.read_safetensors(given, name, specs, f"--initial_weights={given}", remedy)
+        found = weights_conversion.read_safetensors(given, name, specs, f"--initial_weights={given}", remedy)
         checkpoint_arrays.check_finite(found.theta, f"--initial_weights={given}", "use another file")
         _check_tokenizers(config, found.readers, experiment)
         values = found.theta
@@ -60,12 +60,12 @@ def weights(
         if getattr(config, flag):
             raise UserError(
                 f"--{flag} needs a file; make one: `python -m lingvo_moe checkpoint convert --logdir={given} "
-                f"--output=weights{checkpoint_tools.SUFFIX}`, and pass it with --initial_weights."
+                f"--output=weights{weights_conversion.SUFFIX}`, and pass it with --initial_weights."
             )
     if not (given / "checkpoints").is_dir():
         raise UserError(
             f"--initial_weights={given}: there are no checkpoints; expected a log directory, or a file whose name ends "
-            f"with {checkpoint_tools.SUFFIX}."
+            f"with {weights_conversion.SUFFIX}."
         )
     return given, {}
 

@@ -19,7 +19,7 @@ from lingvo_moe.data.vocabularies import piece_vectors, tokenizer_trainer
 from lingvo_moe.errors import UserError
 from lingvo_moe.steps import weight_specs
 from lingvo_moe.testing.corpora import write_corpus
-from lingvo_moe.training import checkpoint_tools, weights_file
+from lingvo_moe.training import weights_conversion, weights_file
 from lingvo_moe.training.checkpoint import Checkpoints
 
 NAME = "m4.Quickstart"
@@ -83,7 +83,7 @@ def test_weights_of_a_file_are_read_and_the_file_is_named(tmp_path, caplog):
     with contextlib.closing(Checkpoints(tmp_path / "given", keep=1)) as checkpoints:
         checkpoints.save_weights(7, NAME, tree.unflatten(theta), "a test")
     file = tmp_path / "given.safetensors"
-    checkpoint_tools.to_safetensors(checkpoints, 7, file)
+    weights_conversion.to_safetensors(checkpoints, 7, file)
 
     config = TrainConfig(model=NAME, logdir=str(tmp_path / "log"), initial_weights=str(file))
     caplog.set_level("INFO")
@@ -107,7 +107,7 @@ def test_a_file_says_which_tokenizers_it_was_trained_with(directory, tmp_path):
     with contextlib.closing(Checkpoints(tmp_path / "given", keep=1)) as checkpoints:
         checkpoints.save_weights(7, NAME, tree.unflatten(theta), "a test", of_two)
     file = tmp_path / "given.safetensors"
-    checkpoint_tools.to_safetensors(checkpoints, 7, file)
+    weights_conversion.to_safetensors(checkpoints, 7, file)
     for own, initial, pattern in (
         ("two", None, None),
         ("shared", "two", None),
@@ -167,7 +167,7 @@ def _numbered_rows(directory, vocabulary: int, *changes: str):
         )
     with contextlib.closing(Checkpoints(directory / "given", keep=1)) as checkpoints:
         checkpoints.save_weights(7, NAME, tree.unflatten(theta), "a test")
-    checkpoint_tools.to_safetensors(checkpoints, 7, directory / "given.safetensors")
+    weights_conversion.to_safetensors(checkpoints, 7, directory / "given.safetensors")
     return directory / "given.safetensors", small
 
 

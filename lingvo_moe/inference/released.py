@@ -90,11 +90,11 @@ def logdir(mesh: DeviceMesh | None) -> Iterator[pathlib.Path]:
       UserError: the temporary directory cannot be written to.
     """
     from lingvo_moe.engines import pjrt  # slow to import; mistakes in flags are reported before
-    from lingvo_moe.training import checkpoint_tools
+    from lingvo_moe.training import weights_conversion
 
     if mesh:
         pjrt.request_cpu_devices(mesh.size)
-    with checkpoint_tools.as_logdir(_weights(), MODEL, tree.unflatten(_specs(()))) as where:
+    with weights_conversion.as_logdir(_weights(), MODEL, tree.unflatten(_specs(()))) as where:
         yield where
 
 

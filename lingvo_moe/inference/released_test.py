@@ -8,7 +8,7 @@ from lingvo_moe import experiment
 from lingvo_moe.data.tokenizer import Tokenizers
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference import released
-from lingvo_moe.training import checkpoint_tools, hyperparameters
+from lingvo_moe.training import hyperparameters, weights_conversion
 
 
 def test_files_are_small_and_of_the_registered_model():
@@ -24,7 +24,7 @@ def test_files_are_small_and_of_the_registered_model():
 def test_the_file_names_its_tokenizers():
     """So that `train --initial_weights` refuses others; and its model's values are those of the registered one."""
     file, own = released.DIRECTORY / "weights.safetensors", experiment.get(released.MODEL)
-    facts = checkpoint_tools.facts_of_safetensors(file, str(file))
+    facts = weights_conversion.facts_of_safetensors(file, str(file))
     assert facts.readers == list(own.texts.open_readers("", released.tokenizers()).identities)
     recorded = hyperparameters.Recorded(facts.model, facts.hyperparameters or {})
     assert recorded.of_weights and recorded.resolve("it") == (released.MODEL, ())

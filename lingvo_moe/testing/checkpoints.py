@@ -64,6 +64,16 @@ def restore(logdir: pathlib.Path) -> Saved:
     return Checkpoints(logdir).restore("tiny", SPECS, shardings(SPECS, ONE))
 
 
+def theta_of(step: int) -> dict[str, np.ndarray]:
+    """Returns the weights of `values_of` by path."""
+    return tree.flatten(values_of(step)["theta"])
+
+
+def restore_theta(logdir: pathlib.Path) -> tuple[int, dict]:
+    """Restores the newest step and its weights."""
+    return Checkpoints(logdir).restore_theta("tiny", SPECS["theta"], shardings(SPECS, ONE)["theta"])
+
+
 def assert_equal(found: dict, expected: dict):
     """Asserts that two trees have the same paths and values."""
     found, expected = tree.flatten(found), tree.flatten(expected)

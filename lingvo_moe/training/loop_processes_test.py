@@ -19,7 +19,7 @@ import pytest
 from lingvo_moe.distributed import watchdog
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.testing import experiments as tiny
-from lingvo_moe.training import checkpoint_tools, loop
+from lingvo_moe.training import loop, weights_conversion
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.checkpoint_reader import Reader
 from lingvo_moe.utils import free_ports
@@ -134,7 +134,7 @@ def test_training_that_is_stopped_and_killed_resumes_with_another_number_of_proc
     given, whole, torn = tmp_path / "given", tmp_path / "whole", tmp_path / "torn"
     _alone(data, given, 4)
     file = tmp_path / "given.safetensors"
-    checkpoint_tools.to_safetensors(Checkpoints(given), 4, file)
+    weights_conversion.to_safetensors(Checkpoints(given), 4, file)
     _alone(data, tmp_path / "lowered", 8)  # the processes find the programs in the cache: each would lower them itself
 
     started = _start(data, torn, 1000, f"--initial_weights={file}")

@@ -16,7 +16,7 @@ from lingvo_moe.sharding.layout import Spec
 from lingvo_moe.steps import weight_specs
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.testing.plans import training_plan
-from lingvo_moe.training import checkpoint_tools, hyperparameters
+from lingvo_moe.training import hyperparameters, weights_conversion
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.summary import SummaryWriter
 from tools.report import layers, measured, searches
@@ -54,7 +54,7 @@ def make(directory: pathlib.Path) -> Fixtures:
     hyperparameters.save(directory / "log", hyperparameters.of(tiny.MODEL, config))
     other = tiny.tiny(data, "model.hidden_dim=64").steps.state_specs()
     _save(directory / "other", other, STEPS[0])
-    checkpoint_tools.to_safetensors(Checkpoints(directory / "log"), STEPS[1], directory / "weights.safetensors")
+    weights_conversion.to_safetensors(Checkpoints(directory / "log"), STEPS[1], directory / "weights.safetensors")
     assert weight_specs(config.model.weights()).keys() == specs["theta"].keys()
     config.steps.evaluate(config.input.specs()).save(str(directory / "program.zip"))
     _write_catalogs(directory / "catalogs")

@@ -29,7 +29,7 @@ from lingvo_moe.experiment import Experiment
 from lingvo_moe.sharding.layout import DeviceMesh
 from lingvo_moe.steps import weight_specs
 from lingvo_moe.testing.corpora import write_corpus
-from lingvo_moe.training import checkpoint_tools, weights_file
+from lingvo_moe.training import weights_conversion, weights_file
 from tools.gpu_training import FACTS, PROGRAMS, WEIGHTS, batches, feed, make, run
 
 _SHALLOW = ("model.num_layers=4", "model.num_encoder_layers=0", "model.encoder_layer_pattern=")
@@ -144,7 +144,7 @@ def test_training_learns_and_continues(data, tmp_path):
     assert end["lowest"] == min(*evaluated, end["held_out_of_mean"]) < losses[0]
     trained = tmp_path / "output 0.5,1" / "weights.safetensors"
     specs = weight_specs(own.model.weights())
-    steps, values, readers = checkpoint_tools.read_safetensors(trained, "m4.Pocket", specs, "file")
+    steps, values, readers = weights_conversion.read_safetensors(trained, "m4.Pocket", specs, "file")
     assert readers == list(own.texts.open_readers("", data / "tokenizers").identities)
     assert steps == _STEPS and all(np.isfinite(value).all() for value in values.values())
     assert "traced" in second[-1] and next((tmp_path / "trace").rglob("*.xplane.pb")).stat().st_size > 0
