@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import resource
@@ -13,7 +12,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from lingvo_moe.cli import allocator, process_setup
+from lingvo_moe.cli import process_setup
+from lingvo_moe.utils import allocator
 
 # For this process and for the programs that tests start.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -131,11 +131,7 @@ def _resident_gb() -> float:
 def _return_freed_memory(config: pytest.Config):
     """Gives freed memory back to the system: the C library keeps it, and the process rarely uses it again."""
     gc.collect()  # lowered graphs are cycles, which Python leaves for long
-    if sys.platform == "linux":
-        library = ctypes.CDLL(None)
-        library.malloc_trim(0)
-        if hasattr(library, "mallctl"):  # jemalloc, see the Makefile; 4096 stands for all of its arenas
-            library.mallctl(b"arena.4096.purge", None, None, None, ctypes.c_size_t(0))
+    allocator.return_freed_memory()
     config.stash[_RETURNED_AT] = _resident_gb()
 
 

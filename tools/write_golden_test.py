@@ -30,6 +30,14 @@ def test_an_interruption_destroys_no_text(tmp_path):
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"m4.a.txt": "new", "m4.b.txt": "new"}
 
 
+@pytest.mark.parametrize(
+    ("name", "other"), [("sparse_lm.MoE10B32E", "sparse_lm.MoE577B2048E"), ("dense_lm.Dense64B", "dense_lm.Dense1T")]
+)
+def test_models_that_differ_in_size_share_a_miniature(name, other):
+    """Each further one is ten seconds of compiling in these tests."""
+    assert miniature.of(name) == miniature.of(other)
+
+
 @_slow
 @pytest.mark.parametrize("name", [name for name in plan_zoo.large_models() if not name.startswith(("m4.", "unet."))])
 def test_collectives_of_the_miniature(name):

@@ -26,7 +26,7 @@ def of(name: str) -> Experiment:
     large = experiment.get(name)
     model, mesh = large.model, _MESHES[len(large.mesh.shape)]
     sizes = _of_volumes() if isinstance(model, UNet) else _of_transformer(model, Layout.of(mesh, large.layout))
-    if large.translates:
+    if large.decodes:
         sizes["decoding_batch"] = 16
     # No collective depends on these; models that differ in nothing else have the same miniature.
     sizes |= {"training.steps": 1, "input.shards": 1}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 from absl import flags
 
 from lingvo_moe import experiment, explanations, overrides, registry
-from lingvo_moe.cli import allocator, app, command_flags, recorded, released
+from lingvo_moe.cli import app, command_flags, recorded, released
 from lingvo_moe.cli.command_flags import CommandConfig
 from lingvo_moe.cli.run_config import (
     CheckpointConfig,
@@ -29,7 +29,7 @@ from lingvo_moe.cli.run_config import (
 )
 from lingvo_moe.distributed import watchdog
 from lingvo_moe.errors import UserError, did_you_mean
-from lingvo_moe.utils import columns
+from lingvo_moe.utils import allocator, columns
 
 
 class Command(NamedTuple):

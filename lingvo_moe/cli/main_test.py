@@ -43,6 +43,17 @@ def test_help_of_a_command_has_its_usage_and_examples_that_it_can_parse(name, ca
         assert left[0] == name
 
 
+@pytest.mark.parametrize("command, again", [("train", True), ("translate", True), ("list", False), ("wrong", False)])
+def test_commands_that_run_programs_restart_with_jemalloc(monkeypatch, command, again):
+    """The others would only start later."""
+    restarts = []
+    monkeypatch.setattr(sys, "argv", ["lingvo_moe", command])
+    monkeypatch.setattr(main.allocator, "use_jemalloc", lambda: restarts.append(command))
+    monkeypatch.setattr(main.app, "run_process", lambda command: None)
+    main.run()
+    assert bool(restarts) is again
+
+
 def test_list_and_show_name_every_model_and_field(capsys):
     """Everything that can be selected or set is shown."""
     assert _run("list") == 0

@@ -8,7 +8,6 @@ import os
 from collections.abc import Mapping
 
 from lingvo_moe import program_cache
-from lingvo_moe.cli import allocator
 from lingvo_moe.cli.run_config import RunConfig, TrainConfig
 from lingvo_moe.distributed.membership import Membership
 from lingvo_moe.distributed.membership import find as find_membership
@@ -18,6 +17,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.experiment import get as get_experiment
 from lingvo_moe.sharding.layout import DeviceMesh
+from lingvo_moe.utils import allocator
 
 _logger = logging.getLogger(__name__)
 # The flags that are for one of our engines.

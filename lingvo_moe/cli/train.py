@@ -8,13 +8,14 @@ import os
 from collections.abc import Iterator, Mapping
 
 from lingvo_moe import lazy
-from lingvo_moe.cli import allocator, initial_weights, logging_setup, run_setup
+from lingvo_moe.cli import initial_weights, logging_setup, run_setup
 from lingvo_moe.cli.run_config import TrainConfig
 from lingvo_moe.data.batching import BatchConfig
 from lingvo_moe.distributed import watchdog
 from lingvo_moe.distributed.process_group import ProcessGroup
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.sharding.layout import LAYOUTS, Layout
+from lingvo_moe.utils import allocator
 from lingvo_moe.utils.counts import counted
 
 _logger = logging.getLogger(__name__)

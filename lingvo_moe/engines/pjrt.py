@@ -20,7 +20,7 @@ from lingvo_moe.engines import compilation
 from lingvo_moe.engines.base import StepPrograms
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.program import Argument, Program
-from lingvo_moe.utils import cuda
+from lingvo_moe.utils import allocator, cuda
 
 _logger = logging.getLogger(__name__)
 
@@ -243,7 +243,10 @@ class Decoding(_Inference):
 
     def load(self, theta: dict):
         """Takes over weights, and prepares them; a program that prepares them consumes some."""
-        super().load(self._prepare({"theta": theta})["theta"] if self._prepare else theta)
+        if self._prepare:
+            theta = jax.block_until_ready(self._prepare({"theta": theta})["theta"])
+            allocator.return_freed_memory()  # as much as the prepared weights
+        super().load(theta)
 
     def decode(self, source: dict) -> dict[str, jax.Array]:
         """Returns `ids`, `scores` and `lengths` of the best hypotheses of each row."""

@@ -346,14 +346,15 @@ class TransformerStack(Layer):
         """
         is_one_cpu = context.platform == "cpu" and context.layout.is_one_device
         parts = [slice(i, i + 1) for i in range(self.repeats)] if self.unroll or is_one_cpu else [slice(None)]
-        stacked = {
-            f"layer_{index}": layer.unstack(theta[f"layer_{index}"], context) for index, layer in enumerate(self.period)
-        }
-        of_parts = {
-            f"part_{i}": tree.map_leaves(lambda weight, part=part: weight[part], stacked)
-            for i, part in enumerate(parts)
-        }
-        return {**{name: weight for name, weight in theta.items() if name not in stacked}, "parts": of_parts}
+        layers = {f"layer_{index}": layer for index, layer in enumerate(self.period)}
+
+        def unstacked(part: slice) -> dict:
+            # A part first: other forms of the whole stack would be in memory beside it.
+            of_part = tree.map_leaves(lambda weight: weight[part], {name: theta[name] for name in layers})
+            return {name: layer.unstack(of_part[name], context) for name, layer in layers.items()}
+
+        of_parts = {f"part_{index}": unstacked(part) for index, part in enumerate(parts)}
+        return {**{name: weight for name, weight in theta.items() if name not in layers}, "parts": of_parts}
 
     def start(
         self, theta: dict, batch_size: int, cache_length: int, context: Context, memory: tf.Tensor | None = None

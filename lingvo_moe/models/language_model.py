@@ -118,7 +118,7 @@ class LanguageModel(Transformer):
         outputs, caches = self._layers["decoder"].step(
             theta["decoder"], inputs, state["caches"], length + start, masks, context
         )
-        logits = self._softmax(self.target_vocabulary)(theta["softmax"], outputs, context)
+        logits = self.decoding_logits(theta, outputs, context)
         return logits, dict(state, caches=caches)
 
     def select_rows(self, state: dict, rows: tf.Tensor) -> dict:

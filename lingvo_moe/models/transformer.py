@@ -21,7 +21,7 @@ from lingvo_moe.layers.transformer import TransformerLayer, TransformerStack
 from lingvo_moe.lazy import tf
 from lingvo_moe.models import transformer_checks
 from lingvo_moe.ops.dispatch import AUTO, check_dispatch
-from lingvo_moe.ops.projection import prepare_weight
+from lingvo_moe.ops.projection import is_transposed, prepare_weight
 from lingvo_moe.ops.routing import AUX_LOSS, Routing
 from lingvo_moe.ranges import ABOVE_0, COUNT, COUNT_OR_0, SHARE_BELOW_1, Range
 
@@ -283,12 +283,20 @@ class Transformer(Layer):
 
     def decoding_theta(self, theta: dict, context: Context) -> dict:
         """See `protocols.DecodingModel`; of a model with a decoder."""
-        decoder, softmax = self._layers["decoder"].unstack(theta["decoder"], context), self._softmax_theta(theta)
-        projection = tf.transpose(softmax["table"]) if "table" in softmax else softmax["projection"]
-        of_layers = {"projection": prepare_weight(projection[None], context)}  # of one layer
-        bias = {name: weight for name, weight in softmax.items() if name == "bias"}
-        softmax = {**tree.map_leaves(lambda weight: weight[0], of_layers), **bias}
+        decoder, softmax = self._layers["decoder"].unstack(theta["decoder"], context), {**theta.get("softmax", {})}
+        if not self._softmax_is_tied:
+            of_layers = {"projection": prepare_weight(softmax["projection"][None], context)}  # of one layer
+            softmax |= tree.map_leaves(lambda weight: weight[0], of_layers)
+        elif not is_transposed(theta[_TIED]["table"].shape, context):
+            softmax["projection"] = tf.transpose(theta[_TIED]["table"])
         return {**theta, "decoder": decoder, "softmax": softmax}
+
+    def decoding_logits(self, theta: dict, outputs: tf.Tensor, context: Context) -> tf.Tensor:
+        """Logits `[B, T, V] float32` of the decoder's outputs `[B, T, M]`, with the weights of `decoding_theta`."""
+        softmax = theta.get("softmax", {})
+        if "projection" not in softmax:  # the tied table is the transposed projection
+            softmax = {**softmax, "projection": {"transposed": theta[_TIED]["table"]}}
+        return self._softmax(self.vocabularies["target"])(softmax, outputs, context)
 
     def settings_of_layers(self, field: str) -> list[tuple[str, str, Any]]:
         """The values of a field of the feed-forward layers that have it; a layer pattern may set it for one of them.

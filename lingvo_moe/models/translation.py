@@ -168,7 +168,7 @@ class Translation(Transformer):
         masks = Masks(mask, paddings, tf.repeat(sees_source, ids.shape[1], axis=1))
         inputs = self._look_up("target_embedding", theta, ids, tf.fill(ids.shape, position), context)
         outputs, caches = self._layers["decoder"].step(theta["decoder"], inputs, state["caches"], start, masks, context)
-        logits = self._softmax(self.target_vocabulary)(theta["softmax"], outputs, context)
+        logits = self.decoding_logits(theta, outputs, context)
         return logits, dict(state, caches=caches)
 
     def select_rows(self, state: dict, rows: tf.Tensor) -> dict:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from lingvo_moe.lazy import tf
@@ -38,14 +39,19 @@ def prepare_weight(weights: tf.Tensor, context: Context, contracted: int = 1) ->
     On one CPU, in float32, of large weights: `{"transposed": [R, *O, *K]}`. Otherwise `weights` itself: of small ones,
     on several devices, and where operands are rounded, for which XLA has another kernel.
     """
-    is_one = context.platform == "cpu" and context.layout.is_one_device and not context.training
     fan_in, outputs = math.prod(weights.shape[1 : 1 + contracted]), math.prod(weights.shape[1 + contracted :])
-    is_large = min(fan_in, outputs) >= LARGE
-    if not is_one or not is_large or context.dtype != "float32" or rounds(context):
+    if not is_transposed((fan_in, outputs), context):
         return weights
     rank = weights.shape.rank
     order = (0, *range(1 + contracted, rank), *range(1, 1 + contracted))
     return {"transposed": tf.transpose(weights, order)}
+
+
+def is_transposed(shape: Sequence[int], context: Context) -> bool:
+    """Whether `prepare_weight` transposes a matrix of this shape."""
+    is_one_cpu = context.platform == "cpu" and context.layout.is_one_device
+    in_float32 = context.dtype == "float32" and not rounds(context)
+    return is_one_cpu and in_float32 and not context.training and min(shape) >= LARGE
 
 
 def project(

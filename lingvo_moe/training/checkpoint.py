@@ -34,6 +34,7 @@ from lingvo_moe.training.checkpoint_errors import (
     removed,
 )
 from lingvo_moe.training.checkpoint_reader import ARRAYS, WEIGHTS, Reader, this_process
+from lingvo_moe.utils import allocator
 
 Value = TypeVar("Value")
 _logger = logging.getLogger(__name__)
@@ -421,6 +422,8 @@ class Checkpoints:
                 f"{self.path(step)}: the checkpoint cannot be read ({reason(error)}), though its files are as they "
                 f"were written."
             ) from error
+        finally:
+            allocator.return_freed_memory()  # buffers, as large as the largest arrays
 
     def _in_all_processes(self, function: Callable[[], Value]) -> Value:
         """Calls a function in each process; raises the UserError of one of them in all, of the same kind."""

@@ -1,9 +1,10 @@
 """The arrays of a checkpoint: each shard is written with a checksum, which is verified whenever the shard is read.
 
-An item of arrays (`theta`, `rest`) is stored as Orbax stores it, zarr3 arrays in an OCDBT key-value store, with one
-chunk for each shard. TensorStore verifies the CRC-32C of OCDBT's own nodes, but Orbax writes chunks without one, so
-that a flipped bit would become another weight. The writer here adds the `crc32c` codec of zarr3. Whatever is read is
-thereby verified as it is read, by the process that reads it, and no file is read a second time to be trusted.
+An item of arrays (`theta`, `rest`) is stored as Orbax stores it, zarr3 arrays in an OCDBT key-value store; a shard is
+one chunk, or several of at most 64 MiB. TensorStore verifies the CRC-32C of OCDBT's own nodes, but Orbax writes chunks
+without one, so that a flipped bit would become another weight. The writer here adds the `crc32c` codec of zarr3.
+Whatever is read is thereby verified as it is read, by the process that reads it, and no file is read a second time to
+be trusted.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ _CODECS = (
     {"name": "zstd", "configuration": {"level": 1}},
     {"name": "crc32c"},
 )
+# The largest chunk. A reader reads whole chunks, and holds the bytes of some beside the array.
+_CHUNK_BYTES = 2**26
 # Bytes of each item that are on their way from a `ShardedTensor` to files, which the host must hold.
 _MAX_BYTES_IN_FLIGHT = 2**28
 
@@ -72,7 +75,7 @@ class _Shards:
 
     Attributes:
       shape: of the whole array.
-      shard_shape: of each shard; a shard becomes a chunk.
+      shard_shape: of each shard, which whole chunks make up.
       dtype: of the elements.
       shards: returns (index, value) of each shard to write here.
       on_host: whether the values are in this host's memory; otherwise each is copied there as it is yielded.
@@ -251,6 +254,7 @@ def _store_spec(value: _Shards, info: Any) -> tensorstore.Spec:
         local_shape=value.shard_shape,
         dtype=value.dtype,
         process_index=jax.process_index(),
+        arg=orbax.SaveArgs(chunk_byte_size=_CHUNK_BYTES),
     )
     spec["metadata"] |= {"codecs": _CODECS}
     return tensorstore.Spec(spec)

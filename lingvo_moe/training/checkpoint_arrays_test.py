@@ -169,6 +169,19 @@ def test_little_is_read_at_a_time(tmp_path, monkeypatch):
     assert limits[2:] == [5]  # Orbax refuses an array of 4 GB if the limit is 4.
 
 
+@pytest.mark.parametrize("limit, chunk", [(2**26, [8, 8, 128]), (2**12, [8, 8, 16])])
+def test_a_large_shard_is_stored_in_chunks(tmp_path, monkeypatch, limit, chunk):
+    """Who reads a part of it, such as one of eight devices, does not hold all of its bytes beside it."""
+    monkeypatch.setattr(checkpoint_arrays, "_CHUNK_BYTES", limit)
+    state = state_of(4, WIDE)
+    save(tmp_path, state)
+    checkpoints = Checkpoints(tmp_path)
+    stored = orbax.Checkpointer(orbax.PyTreeCheckpointHandler()).metadata(checkpoints.path(4) / "theta")
+    assert list(stored.item_metadata.tree["expert"]["inner"].storage.chunk_shape) == chunk
+    found = checkpoints.restore("tiny", WIDE, shardings(WIDE, DeviceMesh((8,))))
+    assert_equal(found.state, state)
+
+
 def test_retention_and_fallback_of_variables(tmp_path, caplog):
     """As for JAX arrays."""
     state = variables()

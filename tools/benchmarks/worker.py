@@ -10,8 +10,8 @@ import pathlib
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from lingvo_moe.cli import allocator
 from lingvo_moe.errors import UserError
+from lingvo_moe.utils import allocator
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 _LAST_LINES = 8

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from lingvo_moe.cli import allocator, main
 from lingvo_moe.testing.processes import run_code
+from lingvo_moe.utils import allocator
 
 needs_jemalloc = pytest.mark.skipif(
     not allocator.preloading(), reason=f"needs {allocator.PACKAGE}, which tools/setup.sh installs"
@@ -16,7 +16,7 @@ needs_jemalloc = pytest.mark.skipif(
 _PAGE_FAULTS = """
 import ctypes, resource, statistics, sys
 ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: where huge pages are used, 8192 pages are 16
-from lingvo_moe.cli import allocator
+from lingvo_moe.utils import allocator
 if sys.argv[1] == "keep":
     allocator.keep_freed_memory()
 import jax
@@ -85,20 +85,11 @@ def test_without_jemalloc_the_command_continues(monkeypatch, installed, started)
     assert not started and allocator.preloading() == {} and allocator.is_missing()
 
 
-@pytest.mark.parametrize("command, again", [("train", True), ("translate", True), ("list", False), ("wrong", False)])
-def test_commands_that_run_programs_restart(monkeypatch, installed, started, command, again):
-    """The others would only start later."""
-    monkeypatch.setattr(sys, "argv", ["lingvo_moe", command])
-    monkeypatch.setattr(main.app, "run_process", lambda command: None)
-    main.run()
-    assert bool(started) is again
-
-
 @needs_jemalloc
 def test_a_started_process_has_jemalloc():
     """The system's library is one that this interpreter can load, and the command sees its own arguments."""
     code = (
-        "import ctypes, sys; from lingvo_moe.cli import allocator; allocator.use_jemalloc()\n"
+        "import ctypes, sys; from lingvo_moe.utils import allocator; allocator.use_jemalloc()\n"
         "print(hasattr(ctypes.CDLL(None), 'mallctl'), sys.argv[1:])"
     )
     process = run_code(code, "a b", "", environment=_without_preloading())
@@ -119,3 +110,28 @@ def test_program_called_again_reuses_its_memory(kept_by):
     kept = int(run_code(_PAGE_FAULTS, kept_by, environment=environment).stdout)
     default = int(run_code(_PAGE_FAULTS, "default", environment=of_system).stdout)
     assert kept < 1000 < 8192 <= default
+
+
+_RESIDENT = """
+import sys
+from lingvo_moe.utils import allocator
+if sys.argv[1] == "keep":
+    allocator.keep_freed_memory()
+import numpy
+def megabytes():
+    return next(int(line.split()[1]) // 1000 for line in open("/proc/self/status") if line.startswith("RssAnon"))
+arrays = [numpy.ones(2**23, numpy.int8) for _ in range(32)]
+small = bytes(9)  # above them in the heap
+del arrays
+kept = megabytes()
+allocator.return_freed_memory()
+print(kept - megabytes())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept_by", ["keep", pytest.param("jemalloc", marks=needs_jemalloc)])
+def test_freed_memory_is_returned(kept_by):
+    """Most of 268 MB of arrays that are gone, which the process would keep."""
+    environment = _without_preloading() | (allocator.preloading() if kept_by == "jemalloc" else {})
+    assert 200 < int(run_code(_RESIDENT, kept_by, environment=environment).stdout) < 300

@@ -18,6 +18,7 @@ _LIBRARY = "libjemalloc.so.2"
 _DIRECTORIES = (f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64", "/usr/local/lib", "/usr/lib")
 # Freed memory is kept for the next step: the system would fill its pages with zeros again.
 _OPTIONS = "dirty_decay_ms:-1,muzzy_decay_ms:-1"
+_PURGE_ALL_ARENAS = b"arena.4096.purge"  # 4096 is MALLCTL_ARENAS_ALL
 # Options of mallopt(3): never shrink the heap, allocate everything inside it, and one heap for all threads, because
 # only one can grow far.
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
@@ -40,6 +41,21 @@ def preloading() -> dict[str, str]:
     files = (pathlib.Path(directory, _LIBRARY) for directory in _DIRECTORIES)
     library = next((str(file) for file in files if file.exists()), None) if sys.platform == "linux" else None
     return {"LD_PRELOAD": library, "MALLOC_CONF": _OPTIONS} if library else {}
+
+
+def return_freed_memory():
+    """Returns the memory that this process has freed to the system.
+
+    Both allocators keep it for the next step of a program, which needs none of what is freed once, when a program
+    starts: buffers of files, and arrays in other layouts.
+    """
+    if sys.platform != "linux":
+        return
+    library = ctypes.CDLL(None)
+    if platform.libc_ver()[0] == "glibc":
+        library.malloc_trim(0)
+    if hasattr(library, "mallctl"):  # jemalloc
+        library.mallctl(_PURGE_ALL_ARENAS, None, None, None, ctypes.c_size_t(0))
 
 
 def is_missing() -> bool:
