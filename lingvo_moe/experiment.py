@@ -235,7 +235,10 @@ class Experiment:
         self._check_model_fields()
         if self.model.sides == tuple(self.input.lengths):
             if isinstance(self.input, InputConfig) and self.input.name_substitution and not self.input.source_length:
-                raise UserError("input.name_substitution is for models that read a source, so leave it out.")
+                raise UserError(
+                    f"input.name_substitution is {self.input.name_substitution}, but {type(self.model).__name__} reads "
+                    f"no source (input.source_length is 0). Leave input.name_substitution out."
+                )
             return
         if "source" in self.model.sides:
             raise UserError(

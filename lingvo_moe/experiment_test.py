@@ -121,7 +121,7 @@ def test_input_has_the_sides_of_the_model(name, source_length, message):
 
 def test_a_language_model_has_no_names_to_copy():
     """Name substitution changes a name in the source, too."""
-    with pytest.raises(UserError, match="input.name_substitution is for models that read a source"):
+    with pytest.raises(UserError, match="input.name_substitution is 0.5, but LanguageModel reads no source"):
         experiment.get("dense_lm.Small", ["input.name_substitution=0.5"])
 
 

@@ -102,7 +102,7 @@ class Estimate:
         return self.bytes <= self.available
 
     def reason(self, count: int = 3) -> str:
-        """The largest terms: `feed_forward 0.41, all-gather of weights along x 0.10 s`."""
+        """The largest shares of the step time: `feed_forward 41%, all-gather of weights along x 10%; bubbles 8%`."""
         terms = dict(self.compute)
         terms |= {f"{kind} of {what} along {axis}": value for (kind, what, axis), value in self.collectives.items()}
         largest = sorted(terms.items(), key=lambda term: -term[1])[:count]

@@ -39,7 +39,7 @@ _CONTROL_CHARACTERS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 _OF_XLA = {"JaxRuntimeError": "RESOURCE_EXHAUSTED: ", "ResourceExhaustedError": ""}
 _NO_BACKEND = "Unable to initialize backend"  # JAX's RuntimeError for a platform that it does not have
 _OUT_OF_MEMORY = re.compile(r".*(?:[Oo]ut of memory|OOM|allocat).*")
-_REMEDIES = {
+_REASONS = {
     errno.ENOSPC: "no space left on the device; free some and run the same command again",
     errno.EFBIG: "the file would be larger than this system or `ulimit -f` allows",
     errno.EIO: "the disk or device reports an input/output error",
@@ -139,7 +139,7 @@ def _execute(main: Main, argv: Sequence[str], flag_values: flags.FlagValues, des
     except OSError as error:
         if error.filename is None and error.errno not in error_numbers.OF_WRITES:
             raise
-        reason = _REMEDIES.get(error.errno or 0, str(error.strerror))
+        reason = _REASONS.get(error.errno or 0, str(error.strerror))
         return _fail(f"{error.filename}: {reason}" if error.filename is not None else reason)
     except MemoryError as error:
         return _fail(

@@ -83,8 +83,8 @@ def _evaluate_language_model(config: EvalConfig):
     for flag in ("languages", "max_pairs", "summary", "beam_size"):
         if flag in config.given:
             raise UserError(
-                f"--{flag} is for translation models; of {config.full_name()}, a language model, `eval` computes the "
-                f"perplexity over all texts. Leave --{flag} out."
+                f"--{flag} does not apply to {config.full_name()}, a language model: `eval` computes its "
+                f"perplexity over all texts of the split. Leave --{flag} out."
             )
     name, experiment, engine = run_setup.set_up(config, "evaluate", {})
     result = held_out_loss.compute(name, experiment, engine, config.log_directory(), config.split)

@@ -191,11 +191,11 @@ def test_show_explains_each_hyperparameter(capsys):
         ),
         (
             ["eval", "--model=dense_lm.Small", "--logdir=x", "--languages=de"],
-            "--languages is for translation models; of dense_lm.Small, a language model",
+            "--languages does not apply to dense_lm.Small, a language model",
         ),
-        (["eval", "--model=dense_lm.Small", "--logdir=x", "--beam_size=4"], "--beam_size is for translation models"),
-        (["eval", "--model=dense_lm.Small", "--logdir=x", "--max_pairs=100"], "--max_pairs is for translation models"),
-        (["eval", "--model=dense_lm.Small", "--logdir=x", "--summary"], "--summary is for translation models"),
+        (["eval", "--model=dense_lm.Small", "--logdir=x", "--beam_size=4"], "--beam_size does not apply to"),
+        (["eval", "--model=dense_lm.Small", "--logdir=x", "--max_pairs=100"], "--max_pairs does not apply to"),
+        (["eval", "--model=dense_lm.Small", "--logdir=x", "--summary"], "--summary does not apply to"),
         (
             ["eval", "--model=dense_lm.Small", "--logdir=x", "--translations=y"],
             "--translations works only with translation models",

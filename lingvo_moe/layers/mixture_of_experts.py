@@ -37,7 +37,7 @@ class MixtureOfExperts(Layer):
     Attributes:
       num_groups: G, into which the tokens of a batch are split; each is routed by itself. A batch whose number of
         tokens G does not divide (short ones, in inference) is split into gcd(tokens, G) groups; their sharding is that
-        of G if the devices divide that number, too. Each of M microbatches has G / M of the groups.
+        of G if the devices divide that number, too. Each of m microbatches has G / m of the groups.
       router: a registered router, see `layers.routers`: `top2` is the papers'.
       capacity_factor: an expert takes C = factor * S / E tokens of a group of S; 2 is the papers'. None: every
         token of a group.

@@ -43,17 +43,17 @@ class Schedule:
         """
         if pipeline not in PIPELINES:
             raise UserError(
-                f"pipeline is {pipeline!r}; use one of {', '.join(PIPELINES)}.{did_you_mean(pipeline, PIPELINES)}"
+                f"model.pipeline is {pipeline!r}; use one of {', '.join(PIPELINES)}.{did_you_mean(pipeline, PIPELINES)}"
             )
         for name, value in (("stages", stages), ("microbatches", microbatches)):
             if value < 1:
-                raise UserError(f"{name} is {value}; it must be at least 1.")
+                raise UserError(f"model.{name} is {value}; it must be at least 1.")
         if pipeline == "none":
             return Schedule(1, 1, repeats, repeats, microbatches)
         if stages > repeats:
             raise UserError(
-                f"stages is {stages}, but a stack repeats its pattern of layers {repeats} times, and a stage needs at "
-                f"least one repeat. Use --set model.stages=N with N up to {repeats}, or more layers."
+                f"model.stages is {stages}, but a stack repeats its pattern of layers {repeats} times, and a stage "
+                f"needs at least one repeat. Use --set model.stages=N with N up to {repeats}, or more layers."
             )
         share = -(-repeats // stages)
         rounds, repeats_per_iteration = (share, 1) if pipeline == "circular" else (1, share)

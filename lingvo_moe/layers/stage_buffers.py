@@ -58,15 +58,15 @@ class StageBuffers:
         )
 
     def empty(self, storage: tf.Tensor, logical_axes: str) -> tf.Tensor:
-        """Zeros for one microbatch of a storage at each stage, `[P, B / M, ...]`."""
+        """Zeros for one microbatch of a storage at each stage, `[P, B / m, ...]`."""
         return self.annotate(tf.zeros((self.schedule.stages, *storage.shape[2:]), storage.dtype), logical_axes)
 
     def enter(self, storage: tf.Tensor, iteration: Iteration, state: tf.Tensor) -> tf.Tensor:
-        """`state [P, B / M, ...]`, at the first stage replaced by the microbatch of the storage that starts there."""
+        """`state [P, B / m, ...]`, at the first stage replaced by the microbatch of the storage that starts there."""
         return select(iteration.starts, storage[:, iteration.first.microbatch], state)
 
     def put(self, storage: tf.Tensor, microbatch: tf.Tensor, mask: tf.Tensor, state: tf.Tensor) -> tf.Tensor:
-        """The storage with a microbatch replaced by `state [P, B / M, ...]` at stages where `mask [P]` is true."""
+        """The storage with a microbatch replaced by `state [P, B / m, ...]` at stages where `mask [P]` is true."""
         new = select(mask, state, storage[:, microbatch])
         return dynamic_update_slice(storage, new[:, None], [0, microbatch] + [0] * (storage.shape.rank - 2))
 

@@ -16,7 +16,7 @@ from lingvo_moe.layers.repeat import repeat
 from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.attention import CACHED_AXES, over_written, reads_written_cache
-from lingvo_moe.ops.projection import project_by_layer
+from lingvo_moe.ops.projection import prefers_unstacked_weights, project_by_layer
 from lingvo_moe.ops.slices import dynamic_update_slice
 
 
@@ -344,8 +344,8 @@ class TransformerStack(Layer):
         It is divided if it is unrolled, and for one CPU, where a loop would copy the weights of each repeat in every
         step. Called outside of the decoding loop, it makes the slices once for all steps.
         """
-        is_one_cpu = context.platform == "cpu" and context.layout.is_one_device
-        parts = [slice(i, i + 1) for i in range(self.repeats)] if self.unroll or is_one_cpu else [slice(None)]
+        divides = self.unroll or prefers_unstacked_weights(context)
+        parts = [slice(i, i + 1) for i in range(self.repeats)] if divides else [slice(None)]
         layers = {f"layer_{index}": layer for index, layer in enumerate(self.period)}
 
         def unstacked(part: slice) -> dict:

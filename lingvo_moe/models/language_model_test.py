@@ -194,7 +194,7 @@ def test_partitioned_equals_unpartitioned(mesh):
             "num_layers is 3; each stack repeats the layer pattern dense,moe, .* must be a multiple of 2",
         ),
         ({"num_experts": 1}, "num_experts is 1"),
-        ({"activation_dtype": "float16"}, "use float32 or bfloat16"),
+        ({"activation_dtype": "float16"}, "use one of float32, bfloat16"),
     ],
 )
 def test_impossible_fields_are_errors_that_name_them(changes, message):

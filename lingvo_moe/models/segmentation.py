@@ -17,6 +17,7 @@ from lingvo_moe.layers.images.normalization import InstanceNorm
 from lingvo_moe.layers.images.pooling import MaxPooling
 from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.lazy import tf
+from lingvo_moe.models.choices import ACTIVATION_DTYPES, check_choices
 from lingvo_moe.ranges import COUNT, Range
 
 _WINDOW = 3  # of a convolution, along each dimension
@@ -86,8 +87,7 @@ class UNet(Layer):
     unroll, remat, pipeline, stages, microbatches = True, "none", "none", 1, 1
 
     def __post_init__(self):
-        if self.activation_dtype not in ("float32", "bfloat16"):
-            raise UserError(f"activation_dtype is {self.activation_dtype!r}; use float32 or bfloat16.")
+        check_choices(self, {"activation_dtype": ACTIVATION_DTYPES})
         channels = dict.fromkeys(("base_channels", "channels"), COUNT)
         ranges.check("model.", self, {"num_layers": Range(2), "classes": Range(2), **channels, "dice_weight": Range()})
         if self.num_layers > _MOST_LEVELS:

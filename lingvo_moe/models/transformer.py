@@ -131,8 +131,6 @@ class Transformer(Layer):
     sides = ()
 
     def __post_init__(self):
-        if self.activation_dtype not in ("float32", "bfloat16"):
-            raise UserError(f"activation_dtype is {self.activation_dtype!r}; use float32 or bfloat16.")
         vocabularies = [field for side in self.sides if hasattr(self, field := f"{side}_vocabulary")]
         ranges.check("model.", self, {**_RANGES, **dict.fromkeys(vocabularies, COUNT)})
         check_dispatch(self.dispatch)
@@ -448,11 +446,11 @@ class Transformer(Layer):
             halves = "half of the layers are the encoder's and " if len(self.layer_patterns) == 2 else ""
             patterns = " and ".join(dict.fromkeys(map(",".join, self.layer_patterns.values())))
             raise UserError(
-                f"num_layers is {self.num_layers}; {halves}each stack repeats the layer pattern {patterns}, so it must "
-                f"be a multiple of {self.layers_per_repeat}."
+                f"model.num_layers is {self.num_layers}; {halves}each stack repeats the layer pattern {patterns}, so "
+                f"it must be a multiple of {self.layers_per_repeat}."
             )
 
 
 def _interleaved(parts: list[tf.Tensor]) -> tf.Tensor:
-    """Rows `[B / M, ...]` of each of M microbatches to `[B, ...]`, row b from microbatch b modulo M."""
+    """Rows `[B / m, ...]` of each of m microbatches to `[B, ...]`, row b from microbatch b modulo m."""
     return tf.reshape(tf.stack(parts, axis=1), (-1, *parts[0].shape[1:]))

@@ -1,14 +1,15 @@
-"""What the fields of a Transformer must be together, before anything is traced."""
+"""Checks of the fields of a model, before anything is traced."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lingvo_moe.errors import UserError, did_you_mean
+from lingvo_moe.errors import UserError
 from lingvo_moe.layers.checkpoint_policy import REMAT
 from lingvo_moe.layers.embedding import WAVELENGTHS
 from lingvo_moe.layers.normalization import NORMS
 from lingvo_moe.layers.pipeline_schedule import Schedule
+from lingvo_moe.models.choices import ACTIVATION_DTYPES, check_choices
 
 if TYPE_CHECKING:
     from lingvo_moe.models.transformer import Transformer
@@ -25,14 +26,12 @@ def check(model: Transformer):
 
 
 def _check_choices(model: Transformer):
-    for field, choices in {"remat": REMAT, "norm": NORMS, "wavelengths": WAVELENGTHS}.items():
-        if (value := getattr(model, field)) not in choices:
-            raise UserError(
-                f"model.{field} is {value!r}; use one of {', '.join(choices)}.{did_you_mean(value, choices)}"
-            )
+    choices = {"activation_dtype": ACTIVATION_DTYPES, "remat": REMAT, "norm": NORMS, "wavelengths": WAVELENGTHS}
+    check_choices(model, choices)
     if model.unroll and model.remat != "none":
         raise UserError(
-            "unroll and remat exclude each other: rematerialisation needs the loop. Set remat=none or unroll=false."
+            f"model.unroll is true and model.remat {model.remat}: rematerialisation needs the loop of layers. Set "
+            f"model.remat=none or model.unroll=false."
         )
 
 
@@ -88,18 +87,18 @@ def _check_patterns(model: Transformer):
 def _check_pipeline(model: Transformer):
     if model.pipeline == "none" and model.stages != 1:
         raise UserError(
-            f"stages is {model.stages}, but pipeline is none, so there are no stages; set model.pipeline to gpipe "
-            f"or circular, or leave model.stages out."
+            f"model.stages is {model.stages}, but model.pipeline is none, so there are no stages; set model.pipeline "
+            "to gpipe or circular, or leave model.stages out."
         )
     for repeats in model.repeats.values():
         Schedule.of(model.pipeline, model.stages, model.microbatches, repeats)  # raises if the stages do not fit
     if model.pipeline == "none" and model.microbatches == 1:
         return
-    setting = f"pipeline={model.pipeline}, microbatches={model.microbatches}"
+    setting = f"model.pipeline={model.pipeline}, model.microbatches={model.microbatches}"
     if model.unroll or model.remat == "none":
         raise UserError(
-            f"{setting}: a microbatch's layers are recomputed in the backward pass, in a loop, but unroll is "
-            f"{str(model.unroll).lower()} and remat {model.remat}. Use --set model.unroll=false and --set "
+            f"{setting}: a microbatch's layers are recomputed in the backward pass, in a loop, but model.unroll is "
+            f"{str(model.unroll).lower()} and model.remat {model.remat}. Use --set model.unroll=false and --set "
             f"model.remat=full, keep_outputs or keep_hidden."
         )
     for _, name, dispatch in model.settings_of_layers("dispatch"):
@@ -112,7 +111,7 @@ def _check_pipeline(model: Transformer):
         for _, name, groups in model.settings_of_layers(field):
             if groups % model.microbatches:
                 raise UserError(
-                    f"{name} is {groups}, which microbatches={model.microbatches} does not divide; each has an "
+                    f"{name} is {groups}, which model.microbatches={model.microbatches} does not divide; each has an "
                     f"equal share of the groups. Use a divisor of {groups}, or a multiple of {model.microbatches} "
                     f"groups."
                 )
@@ -141,7 +140,7 @@ def check_relative_positions(model: Translation):
             )
     if model.pipeline != "none" or model.microbatches > 1:
         raise UserError(
-            f"pipeline={model.pipeline}, microbatches={model.microbatches}: model.relative_buckets is {buckets}, and "
-            f"the bias of relative positions is no part of a microbatch. Use --set model.pipeline=none, model.stages=1 "
-            f"and model.microbatches=1, or --set model.relative_buckets=0."
+            f"model.pipeline={model.pipeline}, model.microbatches={model.microbatches}: model.relative_buckets is "
+            f"{buckets}, and the bias of relative positions is no part of a microbatch. Use --set model.pipeline=none, "
+            "model.stages=1 and model.microbatches=1, or --set model.relative_buckets=0."
         )

@@ -190,7 +190,7 @@ def test_layer_pattern_is_repeated():
             {"layer_pattern": ("dense", "moe:model_dim=8")},
             "model_dim of layer moe:model_dim=8 is 8, and model.model_dim",
         ),
-        ({"stages": 2}, "stages is 2, but pipeline is none, .* set model.pipeline to gpipe or circular"),
+        ({"stages": 2}, "stages is 2, but model.pipeline is none, .* set model.pipeline to gpipe or circular"),
         ({"num_layers": 2**31}, "num_layers is 2147483648; expected at least 1 and at most 2,147,483,647"),
         (
             {"layer_pattern": ("dense", "dense", "moe")},

@@ -209,16 +209,16 @@ class Translation(Transformer):
             return
         if not 0 < self.num_encoder_layers < self.num_layers:
             raise UserError(
-                f"num_encoder_layers is {self.num_encoder_layers}, and num_layers, of both stacks, {self.num_layers}; "
-                f"the encoder needs fewer than all, and 0 stands for half of them."
+                f"model.num_encoder_layers is {self.num_encoder_layers}, and model.num_layers, of both stacks, "
+                f"{self.num_layers}; the encoder needs fewer than all, and 0 stands for half of them."
             )
         for stack, count in self.stack_layers.items():
             pattern = self.layer_patterns[stack]
             if count < len(pattern) or count % len(pattern):
                 raise UserError(
-                    f"num_encoder_layers is {self.num_encoder_layers} of num_layers={self.num_layers}, so the {stack} "
-                    f"has {count} layers, but it repeats the layer pattern {','.join(pattern)}: change one of the two "
-                    f"so that it has a multiple of {len(pattern)}."
+                    f"model.num_encoder_layers is {self.num_encoder_layers} of model.num_layers={self.num_layers}, so "
+                    f"the {stack} has {count} layers, but it repeats the layer pattern {','.join(pattern)}: change one "
+                    f"of the two so that it has a multiple of {len(pattern)}."
                 )
 
     def _embedding(self, vocabulary: int) -> Embedding:

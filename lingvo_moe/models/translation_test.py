@@ -192,7 +192,7 @@ def test_a_model_with_relative_positions_has_no_others():
         ({"wavelengths": "paper"}, "wavelengths is paper, but with model.relative_buckets=8 there are no sinusoids"),
         (
             {"unroll": False, "remat": "full", "microbatches": 2},
-            "pipeline=none, microbatches=2: model.relative_buckets is 8, .* model.microbatches=1, or --set",
+            "model.pipeline=none, model.microbatches=2: model.relative_buckets is 8, .* model.microbatches=1, or --set",
         ),
     ],
 )
@@ -356,7 +356,7 @@ def test_word_dropout_hides_the_targets_own_words_in_training():
         ({"num_encoder_layers": 4}, "num_encoder_layers is 4, and num_layers, of both stacks, 4; .* fewer than all"),
         ({"num_encoder_layers": -2}, "num_encoder_layers is -2"),
         ({"num_experts": 1}, "at least 2 experts"),
-        ({"activation_dtype": "float16"}, "'float16'; use float32 or bfloat16"),
+        ({"activation_dtype": "float16"}, "model.activation_dtype is 'float16'; use one of float32, bfloat16"),
         ({"remat": "full"}, "exclude each other"),
         ({"remat": "ful"}, "Did you mean full"),
     ],

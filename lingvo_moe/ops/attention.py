@@ -139,7 +139,7 @@ def over_written(attend: Callable[[int], tf.Tensor], written: tf.Tensor, positio
             return attend(positions)
         return tf.cond(written <= sizes[0], lambda: attend(sizes[0]), lambda: smallest(sizes[1:]))
 
-    chooses = context.platform == "cpu" and context.layout.is_one_device
+    chooses = context.is_one_cpu
     return smallest([positions // part for part in _PARTS if positions >= part] if chooses else [])
 
 

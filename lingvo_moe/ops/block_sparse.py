@@ -34,7 +34,7 @@ def prefers_block_sparse(context: Context) -> bool:
 
     It is in inference, on a CPU that has all experts to itself. Pipeline stages cannot vectorise it.
     """
-    return not context.training and context.platform == "cpu" and context.layout.is_one_device
+    return not context.training and context.is_one_cpu
 
 
 class BlockSparse:

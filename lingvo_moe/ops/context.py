@@ -34,7 +34,7 @@ class Context:
       rows: those of the microbatch that this call sees; None where it sees all. See `layers.weight_gradients`.
       platform: the platform to be fast on, `cpu`, `gpu` or `tpu`; empty for none in particular. Only `ops` reads it.
         Results are equal up to rounding.
-      matmul_precision: of float32 operands of matrix products, see `ops.precision`. Only `ops` reads it.
+      matmul_precision: of float32 operands of matmuls, see `ops.precision`. Only `ops` reads it.
     """
 
     layout: Layout = Layout()
@@ -57,6 +57,11 @@ class Context:
     def training(self) -> bool:
         """Whether random numbers (dropout, routing) are drawn."""
         return self.seed is not None
+
+    @property
+    def is_one_cpu(self) -> bool:
+        """Whether the program is optimised for one CPU device."""
+        return self.platform == "cpu" and self.layout.is_one_device
 
     def annotate(self, tensor: tf.Tensor, logical_axes: str) -> tf.Tensor:
         """Adds a sharding constraint; see `Layout.annotate`."""

@@ -47,11 +47,15 @@ def prepare_weight(weights: tf.Tensor, context: Context, contracted: int = 1) ->
     return {"transposed": tf.transpose(weights, order)}
 
 
+def prefers_unstacked_weights(context: Context) -> bool:
+    """Whether stacked weights of layers are divided before a loop of decoding, which would copy them in every step."""
+    return context.is_one_cpu
+
+
 def is_transposed(shape: Sequence[int], context: Context) -> bool:
     """Whether `prepare_weight` transposes a matrix of this shape."""
-    is_one_cpu = context.platform == "cpu" and context.layout.is_one_device
     in_float32 = context.dtype == "float32" and not rounds(context)
-    return is_one_cpu and in_float32 and not context.training and min(shape) >= LARGE
+    return context.is_one_cpu and in_float32 and not context.training and min(shape) >= LARGE
 
 
 def project(

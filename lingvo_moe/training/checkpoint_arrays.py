@@ -64,8 +64,8 @@ class StoredArray:
         except (ValueError, OSError) as error:
             kind = CorruptCheckpoint if is_corruption(error) else UserError
             raise kind(
-                f"{self._name} of the checkpoint can no longer be read ({reason(error)}); is its disk still there? "
-                f"`checkpoint verify` names the files that changed."
+                f"{self._name} of the checkpoint can no longer be read ({reason(error)}). Check that the file system "
+                f"of --logdir is still mounted; `checkpoint verify` names the files that changed."
             ) from error
 
 

@@ -13,14 +13,19 @@ from collections.abc import Iterator
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import error_numbers
 
-_FULL = tuple(map(os.strerror, error_numbers.FULL))
+# What to do about a write that failed, by its reason.
+_REMEDIES = {
+    **dict.fromkeys(map(os.strerror, error_numbers.FULL), "Free disk space"),
+    **dict.fromkeys(map(os.strerror, (errno.EACCES, errno.EPERM)), "Give this user the permission to write there"),
+    os.strerror(errno.EROFS): "Mount the file system for writing",
+}
 # Why a file system refuses to write. TensorStore passes the text on as part of a longer message.
 _REFUSALS = tuple(map(os.strerror, (*error_numbers.OF_WRITES, errno.EROFS, *error_numbers.DENIED)))
 
 
 def remedy(reason: str) -> str:
     """Returns what to do, as the beginning of a sentence, about a write that failed for this reason."""
-    return "Free disk space" if any(full in reason for full in _FULL) else "Remove the cause"
+    return next((remedy for known, remedy in _REMEDIES.items() if known in reason), "Remove the cause")
 
 
 def require_directory(name: str, directory: pathlib.Path, flag: str = "--logdir"):

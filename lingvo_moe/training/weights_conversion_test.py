@@ -311,7 +311,9 @@ def test_a_directory_that_cannot_be_written_to_is_refused_first(trained, weights
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     monkeypatch.setattr(weights_conversion.Reader, "read", None)
     monkeypatch.setattr(safetensors, "safe_open", None)
-    pattern = r"=.*/new/log: nothing can be written there \(Read-only file system\). Remove the cause, or pass another "
+    pattern = (
+        r"=.*/new/log: nothing can be written there \(Read-only file system\). Mount .* for writing, or pass another "
+    )
     with pytest.raises(UserError, match=f"^--output{pattern}--output.$"):
         checkpoint_average.of_steps(trained, [4, 8], tmp_path / "new" / "log")
     with pytest.raises(UserError, match=f"^--logdir{pattern}--logdir.$"):

@@ -14,6 +14,7 @@ import numpy as np
 
 from lingvo_moe import experiment, program_cache, tree
 from lingvo_moe.analysis import flops
+from lingvo_moe.cli import process_setup
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.layers.base import Context, initial_value
 from lingvo_moe.layers.mixture_of_experts import MixtureOfExperts
@@ -22,7 +23,7 @@ from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.program import lower
 from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
 from lingvo_moe.steps import Steps, weight_specs
-from lingvo_moe.utils import allocator, process_setup
+from lingvo_moe.utils import allocator
 from tools.benchmarks import protocol, reordering
 from tools.benchmarks.work import Work
 
