@@ -197,7 +197,7 @@ def _warn(source: Lines | PoCatalog, best: Sequence[Translation], source_limit: 
     if lost := _named(source, [not translation.is_intact for translation in best]):
         _logger.warning(
             "%s: the translation lacks a placeholder, tag, address, number, code or quote of the line, or words, or "
-            "has another one; correct it.",
+            "has another one, or has numbers in formats that change places (%%2$s); correct it.",
             lost,
         )
 

@@ -18,18 +18,26 @@ _WITHOUT_CAPITAL = "ßªº"
 # Its ordinary letters are capitals to Unicode.
 _CHEROKEE = re.compile("[\u13a0-\u13fd]")
 _TURKIC = ("İ", "Ğ")
+_NOT_TURKISH = re.compile("(?![A-PR-VYZÇÖŞÜÂÎÛ])[^\\W\\d_]")
 _TURKIC_LOWER = str.maketrans({"I": "ı", "İ": "i"})
 
 
-def lower_case(text: str) -> str | None:
-    """Returns a line in capitals in lower case, with a capital at the beginning of sentences; None for any other line.
+def lower_cases(text: str) -> list[str]:
+    """Returns a line in capitals in lower case, with a capital at the beginning of sentences; nothing for other lines.
 
     `KEPT` text stays as it is, and does not count. An `İ` or `Ğ` makes the line Turkish, which has a dotted and a
-    dotless `I`.
+    dotless `I`. Where a line with an `I` may be Turkish, both ways to read it are returned.
     """
-    if not _is_in_capitals(KEPT.sub(" ", text)):
-        return None
-    is_turkic = any(letter in text for letter in _TURKIC)
+    letters = KEPT.sub(" ", text)
+    if not _is_in_capitals(letters):
+        return []
+    if any(letter in text for letter in _TURKIC):
+        return [_lowered(text, is_turkic=True)]
+    may_be_turkic = "I" in letters and not _NOT_TURKISH.search(letters)
+    return [_lowered(text, is_turkic=False), *([_lowered(text, is_turkic=True)] if may_be_turkic else [])]
+
+
+def _lowered(text: str, is_turkic: bool) -> str:
     lowered = list(_outside(text, lambda part: (part.translate(_TURKIC_LOWER) if is_turkic else part).lower()))
     without_kept = KEPT.sub(lambda kept: " " * len(kept[0]), "".join(lowered))
     for start in _SENTENCE_START.finditer(without_kept):

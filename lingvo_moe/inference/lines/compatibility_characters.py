@@ -17,6 +17,9 @@ _CATEGORIES = (_PUNCTUATION, "No", "So", "Sm")
 _DECOMPOSITIONS = ("<compat>", "<super>", "<sub>", "<fraction>", "<circle>")
 _WIDE = "W"
 _OTHERS_IN_ENGLISH = "№℃℉\u2024"
+# What a model writes for a character, and one that it writes for another.
+_COPYRIGHT, _WRITTEN_COPYRIGHT = "©", "(c)"
+_RATIO, _COLON = "\u2236", ":"
 _MOST_WORDS = 100  # for each of them the translation is searched
 
 
@@ -38,7 +41,9 @@ def restore(text: str, translation: str) -> str:
             translation = translation.replace(plain, original)
         else:
             translation = re.sub(rf"(?<!\w){re.escape(plain)}(?!\w)", lambda _, word=original: word, translation)
-    return translation
+    if _COPYRIGHT in text and _WRITTEN_COPYRIGHT not in text.lower():
+        translation = translation.replace(_WRITTEN_COPYRIGHT, _COPYRIGHT)
+    return translation if _RATIO in text else translation.replace(_RATIO, _COLON)
 
 
 def _is_replaced(character: str) -> bool:

@@ -31,6 +31,10 @@ from lingvo_moe.inference.lines.compatibility_characters import restore
         ("Բացել․", "Open. Close.", "Open. Close."),
         ("Fini\u00a0!", "Finished !", "Finished !"),
         ("", "a...", "a..."),
+        ("© Firma", "(c) Company", "© Company"),
+        ("© (c) Firma", "(c) (c) Company", "(c) (c) Company"),
+        ("%d:%02d übrig", "%d\u2236%02d remaining", "%d:%02d remaining"),
+        ("1\u22362", "1\u22362", "1\u22362"),
     ],
 )
 def test_characters_of_the_line_return(text, translation, expected):

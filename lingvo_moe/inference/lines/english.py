@@ -7,7 +7,7 @@ import re
 import py3langid
 
 from lingvo_moe.data.tokenizer import Tokenizer
-from lingvo_moe.inference.lines.capitals import lower_case
+from lingvo_moe.inference.lines.capitals import lower_cases
 from lingvo_moe.inference.lines.kept_text import KEPT
 
 _WORD = re.compile(r"[^\W\d_]{2,}")
@@ -27,7 +27,7 @@ def is_english(text: str, english: Tokenizer) -> bool:
       text: without marks of accelerators.
       english: the tokenizer of the target.
     """
-    without_kept = " ".join(KEPT.sub(" ", lower_case(text) or text).split())
+    without_kept = " ".join(KEPT.sub(" ", (lower_cases(text) or [text])[0]).split())
     words = _WORD.findall(without_kept)
     if not words or not english.has_pieces_for(without_kept):
         return False

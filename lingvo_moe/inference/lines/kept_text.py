@@ -80,6 +80,7 @@ _IDENTIFIER = (
     r"|__[A-Za-z0-9]+(?:_[A-Za-z0-9]+)*+__"
     rf"|[A-Za-z]+\d[A-Za-z0-9]*_[A-Za-z0-9]+|[A-Za-z]+_\d[A-Za-z0-9]*)(?![{LETTER}_])"
 )
+_OPTION = r"(?<![\w-])--[A-Za-z][A-Za-z0-9]*(?:-[A-Za-z0-9]+)*"  # of a command
 # Without identifiers, of which `accelerators` and `capitals` have rules of their own.
 KEPT = re.compile(
     "|".join(
@@ -95,6 +96,7 @@ KEPT = re.compile(
             _COMMENT,
             _HEXADECIMAL,
             _FILE,
+            _OPTION,
         ]
     )
 )
@@ -108,6 +110,16 @@ _NUMBER = (
     rf"(?<![Tt]háng )(?:(?<![A-Za-z])[A-Za-z]++)?(?<!\d)(?:{_DATE}|{_GROUPED}|{_SEPARATED})(?!\d)[A-Za-z]*+"
     r"(?!\s?[月월])"
 )
+# Signs and units that few texts of corpora have, with the number beside them: `£15`, `5 ₽`, `±3°`, `§ 7`, `20 µs`.
+_CURRENCIES = "£¥￥₽₹₩₺₴₪₫¢"
+_SIGNS = f"{_CURRENCIES}±§√∞≠≥≤≈≡∑∏∫∂∆"
+_SIMPLE_NUMBER = r"(?<![\d.,])\d++(?:[.,]\d++)*+"
+_MICRO = r"[µμ](?:Sv|Pa|[smgFAVWHlLJ])(?![A-Za-z])"
+_SIGNED = (
+    rf"[{_SIGNS}]\s?\d++(?:[.,]\d++)*+|{_SIMPLE_NUMBER}\s?(?:[{_CURRENCIES}]|{_MICRO})|[{_SIGNS}]"
+    rf"|(?<![{LETTER}µ]){_MICRO}"
+)
+_SIGN = re.compile(rf"[{_SIGNS}]|{_MICRO}")
 # Groups of three digits with one separator, and a fraction after another one, which may be a group of three, too.
 # `1.234.50` is a version.
 _DECIMAL = re.compile(
@@ -117,6 +129,7 @@ _GROUP = 3
 _OTHER_SEPARATOR = re.compile("[:/'’]")
 # A comma before other than three digits, with points between groups before it.
 _DECIMAL_COMMA = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,})(?![\d.,]*\d)")
+_BRACKETS = ("()", "[]", "{}")  # of a point or an interval
 _ARABIC_SEPARATORS = {"٫": ".", "٬": ","}
 _ARABIC_SEPARATOR = re.compile(r"(?<=\d)[٫٬](?=\d)")
 _FEWEST_DIGITS = 2  # one digit may become a word
@@ -127,8 +140,8 @@ _UNIT = (
 
 _REQUIRED = re.compile(
     rf"(?P<tag>{_TAG})|{ENTITY.pattern}|(?P<address>{ADDRESS.pattern})|(?P<path>{_PATH})|{_ESCAPE}"
-    rf"|(?P<placeholder>{_VARIABLE}|{_VALUE})|(?P<code>{_BACKTICKS}|{_COMMENT}|{_HEXADECIMAL}|{_FILE}|{_IDENTIFIER})"
-    rf"|(?P<number>{_NUMBER})"
+    rf"|(?P<placeholder>{_VARIABLE}|{_VALUE})|(?P<code>{_BACKTICKS}|{_COMMENT}|{_HEXADECIMAL}|{_FILE}|{_IDENTIFIER}|{_OPTION})"
+    rf"|(?P<number>{_SIGNED}|{_NUMBER})"
 )
 _WITHOUT_WORDS = re.compile(f"{ENTITY.pattern}|{_ESCAPE}|{_UNIT}")
 _NUMBERED = re.compile(r"%(\d{1,2})")
@@ -189,15 +202,37 @@ def breaks_a_pair(text: str, translation: str) -> bool:
 def in_english(text: str) -> str:
     """Returns the text with the digits and separators of English: `١٢` and `1.234,5` become `12` and `1,234.5`.
 
-    Those are decimal commas, with the points before them, and the Arabic separators.
+    Those are decimal commas, with the points before them, and the Arabic separators. `[0,1]` are two numbers.
     """
     digits = "".join(str(unicodedata.digit(each)) if each.isdecimal() else each for each in text)
-    points = _DECIMAL_COMMA.sub(lambda found: found[1].replace(".", ",") + "." + found[2], digits)
+    points = _DECIMAL_COMMA.sub(_with_point, digits)
     return _ARABIC_SEPARATOR.sub(lambda found: _ARABIC_SEPARATORS[found[0]], points)
+
+
+def with_english_numbers(text: str, translation: str) -> str:
+    """Returns a translation with the unambiguous numbers of its text in English: `1.299,00` and `%50` are changed."""
+    for each in required(text):
+        if each.lastgroup != "number":
+            continue
+        written = re.escape(each[0])
+        if "." in each[0].partition(",")[0] and "," in each[0]:
+            translation = re.sub(rf"(?<![\d.,]){written}(?![\d.,]*\d)", in_english(each[0]), translation)
+        if text[each.start() - 1 : each.start()] == "%":
+            translation = re.sub(rf"(?<![\d%])%{written}(?![\d%])", f"{each[0]}%", translation)
+    return translation
+
+
+def _with_point(found: re.Match) -> str:
+    around = found.string[max(found.start() - 1, 0) : found.start()] + found.string[found.end() : found.end() + 1]
+    if around in _BRACKETS and "." not in found[1]:
+        return found[0]
+    return found[1].replace(".", ",") + "." + found[2]
 
 
 def _number(text: str) -> str:
     """Returns a number as all languages write it: digits, and a point before a fraction and in a version or date."""
+    if signs := _SIGN.findall(text := unicodedata.normalize("NFKC", text)):
+        return " ".join([*signs, _number(_SIGN.sub("", text).strip())])
     number = in_english(text).strip(string.ascii_letters)
     if decimal := _DECIMAL.fullmatch(number):
         whole, fraction = decimal[1], decimal[3] or ""
@@ -221,7 +256,7 @@ def _is_percentage(text: str, found: re.Match, end: int, is_numbered: bool) -> b
 
 def _is_required(found: re.Match, ended: set[str]) -> bool:
     if found.lastgroup == "number":
-        return len(_digits(found[0])) >= _FEWEST_DIGITS
+        return len(_digits(found[0])) >= _FEWEST_DIGITS or bool(_SIGN.search(found[0]))
     if found.lastgroup == "tag":
         return _is_markup(found[0], ended)
     return found.lastgroup is not None

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lingvo_moe.inference.lines.kept_text import breaks_a_pair, count_required, has_words, in_english, required
+from lingvo_moe.inference.lines.kept_text import (
+    breaks_a_pair,
+    count_required,
+    has_words,
+    in_english,
+    required,
+    with_english_numbers,
+)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +45,48 @@ from lingvo_moe.inference.lines.kept_text import breaks_a_pair, count_required, 
 )
 def test_placeholders_addresses_and_markup_are_required(text, expected):
     assert [each[0] for each in required(text)] == expected
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("£15, £ 1.299,00, 5 ₽ und ￥500", ["£15", "£ 1.299,00", "5 ₽", "￥500"]),
+        ("±3°, § 7, a ≠ b, ≥ 10", ["±3", "§ 7", "≠", "≥ 10"]),
+        ("20 µs, 5μm, in µm, 8 µmol", ["20 µs", "5μm", "µm"]),
+        ("5 €, 3 $, a + b = c", []),
+        ("--force, --no-x=3, -k, a--b, ---", ["--force", "--no-x"]),
+    ],
+)
+def test_signs_micro_units_and_options_are_required(text, expected):
+    """A model makes other signs, milliseconds and other words of them."""
+    assert [each[0] for each in required(text)] == expected
+
+
+def test_signs_are_counted_however_they_are_written():
+    """The wide yen and the two signs for micro are one each."""
+    assert count_required("￥500, 1.234,5 ₽, 20 µs") == count_required("¥500, 1,234.5₽, 20 μs")
+    assert count_required("£15") != count_required("15") != count_required("20 ms") != count_required("20 µs")
+
+
+@pytest.mark.parametrize(
+    "text, translation, expected",
+    [
+        ("Preis: 1.299,00 €", "Price: 1.299,00 €", "Price: 1,299.00 €"),
+        ("%50 tamamlandı", "%50 complete", "50% complete"),
+        ("Version 1.299, 00", "version 1.299, 00", "version 1.299, 00"),
+        ("7,5 von 1.000", "7,5 of 1.000", "7,5 of 1.000"),
+        ("%50 von 150 %", "150% of %50", "150% of 50%"),
+        ("%1 und %2", "%1 and %2", "%1 and %2"),
+    ],
+)
+def test_unambiguous_numbers_are_written_in_english(text, translation, expected):
+    """A point, or a comma, by itself may be that of a version, a list or another language."""
+    assert with_english_numbers(text, translation) == expected
+
+
+@pytest.mark.parametrize("text", ["[0,1]", "(1,2)", "{1,2}"])
+def test_pairs_in_brackets_are_no_decimal_numbers(text):
+    assert in_english(text) == text and in_english(f"{text[:-1]}5") != f"{text[:-1]}5"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-r"""Divides a line at what is copied as it is: white space at its ends, tabs, escapes such as `\n`, ICU syntax.
+r"""Divides a line at what is copied as it is: white space at its ends, tabs, columns, escapes such as `\n`, ICU syntax.
 
 In the corpora, escapes are the characters that they stand for, and white space is a single space; a model has hardly
 seen others. A line end inside of a sentence only wraps it: the sentence is translated as a whole.
@@ -15,15 +15,15 @@ from lingvo_moe.data.corpora.cleaning import ENTITY
 from lingvo_moe.inference.lines import icu_messages
 from lingvo_moe.inference.lines.kept_text import KEPT, has_words, in_english
 
-_RUN = re.compile(r"(?:\s|(?<!\\)\\[nrt])++")
-# More than spaces: tabs, line ends, escapes.
-_IS_SEPARATOR = re.compile(r"[\t-\r\x1c-\x1f\x85\u2028\u2029\\]")
+_RUN = re.compile(r"(?:\s|(?<!\\)\\[nrt]|(?<=\s)[‹›](?=\s))++")
+# More than spaces: tabs, line ends, escapes, signs between the names of menus; and spaces that make a column.
+_IS_SEPARATOR = re.compile(r"[\t-\r\x1c-\x1f\x85\u2028\u2029\\‹›]|\s{3}")
 _LONGEST_ESCAPE = 2
 _WRAP = re.compile(r" ?(?:\\r)?\\n ?")
 _END = re.compile(r"(?:[.!?…。！？।؟۔][\"'”“’»)\]」』]*|[:;：；>}])\Z")
 _ITEM = re.compile(r"[-*•–—#>]|\(?\w{1,2}[.)]\s")
 # Fewer characters before a line end are a title or an item of a list, if a capital or a letter without case follows.
-_SHORTEST_WRAPPED, _SHORTEST_CHINESE = 20, 8
+_SHORTEST_WRAPPED, _SHORTEST_BEFORE_CAPITAL, _SHORTEST_CHINESE = 20, 40, 8
 _LONGEST_ITEM = 8  # what _ITEM may match
 _CHINESE = re.compile("[\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]")  # and Japanese, which have no spaces
 _NUMBER_SIGN, _PRINTF = "#", "%d"  # the latter is in many texts of corpora
@@ -139,7 +139,8 @@ def _is_wrap(before: str, run: re.Match, line: str) -> bool:
     after = line[run.end() : run.end() + _LONGEST_ITEM]
     if not before or not after or not _WRAP.fullmatch(run[0]) or _END.search(before) or _ITEM.match(after):
         return False
-    shortest = _SHORTEST_CHINESE if _CHINESE.match(after) else _SHORTEST_WRAPPED
+    shortest = _SHORTEST_BEFORE_CAPITAL if after[0].isupper() else _SHORTEST_WRAPPED
+    shortest = _SHORTEST_CHINESE if _CHINESE.match(after) else shortest
     return after[0].islower() or (after[0].isalnum() and len(before) >= shortest)
 
 

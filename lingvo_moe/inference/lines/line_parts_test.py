@@ -10,6 +10,24 @@ from lingvo_moe.inference.lines.line_parts import LineParts, Wrapped, divide
 
 
 @pytest.mark.parametrize(
+    "line, texts",
+    [
+        (r"Dateien werden kopiert\nOrdner werden angelegt", ["Dateien werden kopiert", "Ordner werden angelegt"]),
+        ("  -v, --verbose         ausführliche Ausgabe", ["-v, --verbose", "ausführliche Ausgabe"]),
+        ("Name            Größe   Datum", ["Name", "Größe", "Datum"]),
+        ("Start › Programme › Zubehör", ["Start", "Programme", "Zubehör"]),
+        ("Ein Satz.  Noch einer", ["Ein Satz.  Noch einer"]),
+        ("‹Datei› öffnen", ["‹Datei› öffnen"]),
+    ],
+)
+def test_labels_columns_and_menus_are_divided(line, texts):
+    """A model would move words from one to the other, and lose the columns."""
+    divided = divide(line)
+    assert [wrapped.text for wrapped in divided.texts] == texts
+    assert divided.around(texts) == line
+
+
+@pytest.mark.parametrize(
     "line, texts, between",
     [
         ("Datei öffnen", ["Datei öffnen"], ["", ""]),
@@ -47,7 +65,12 @@ def test_white_space_escapes_and_parts_without_words_are_copied(line, texts, bet
         ),
         (r"Die Datei\nwurde nicht gefunden.", "Die Datei wurde nicht gefunden.", "a b c d", r"a b\nc d"),
         (r"Wilt u het bestand \nverwijderen?", "Wilt u het bestand verwijderen?", "a b c", r"a b \nc"),
-        (r"Soll die ausgewählte\nDatei ganz\nweg?", "Soll die ausgewählte Datei ganz weg?", "a b c", r"a b\nc"),
+        (
+            r"Soll die eben im linken Fenster ausgewählte\nDatei ganz\nweg?",
+            "Soll die eben im linken Fenster ausgewählte Datei ganz weg?",
+            "aa bb cc dd ee ff gg",
+            r"aa bb cc dd ee\nff\ngg",
+        ),
         (r"選択したファイルを\n削除", "選択したファイルを削除", "delete", "delete"),
     ],
 )

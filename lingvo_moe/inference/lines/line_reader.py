@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 from lingvo_moe.data.corpora.cleaning import tidy
 from lingvo_moe.data.tokenizer import Tokenizer
-from lingvo_moe.inference.lines import bold_marks, compatibility_characters
+from lingvo_moe.inference.lines import bold_marks, compatibility_characters, dates, positional_formats, written_letters
 from lingvo_moe.inference.lines.accelerators import without_accelerator
-from lingvo_moe.inference.lines.capitals import lower_case
+from lingvo_moe.inference.lines.capitals import lower_cases
 from lingvo_moe.inference.lines.english import is_english
 from lingvo_moe.inference.lines.escaped_quotes import Unescaped, unescape
 from lingvo_moe.inference.lines.kept_text import ADDRESS, count_required, in_english, required
 from lingvo_moe.inference.lines.line_parts import LineParts, divide
+from lingvo_moe.inference.lines.quoted_words import take_off
 from lingvo_moe.inference.lines.readings import Copied, Reading, Text
 from lingvo_moe.inference.lines.sentence_splitting import has_many_sentences, segment
 from lingvo_moe.inference.lines.short_addresses import Shortened, shorten
@@ -124,12 +125,13 @@ class LineReader:
 
     def lines(self, sentences: Sequence[str]) -> list[Line]:
         """Returns the ways to read each line. Equal parts, which a table has many of, are read once."""
-        divided = [divide(sentence, self._numbers_in_english) for sentence in sentences]
+        written = [dates.with_numbers(written_letters.decode(sentence)) for sentence in sentences]
+        divided = [divide(sentence, self._numbers_in_english) for sentence in written]
         parts = [list(dict.fromkeys(wrapped.text for wrapped in line.texts)) for line in divided]
         plain = {part: Plain.of(part) for part in dict.fromkeys(itertools.chain.from_iterable(parts))}
         originals = [each.text for each in plain.values()]
         framed = [
-            frame._replace(text=without_accelerator(frame.text, self._pieces))
+            take_off(frame._replace(text=without_accelerator(frame.text, self._pieces)))
             for frame in take_out([tidy(original) for original in originals], self._pieces)
         ]
         read = dict(zip(plain, self._copied_or_read(originals, framed), strict=True))
@@ -152,10 +154,13 @@ class LineReader:
         for frame, fits in zip(framed, self.fits([frame.text for frame in framed]), strict=True):
             readings = self._first_readings(frame.text, fits)
             read_again = functools.partial(self._read_again, frame.text)
-            yield Text(frame, readings, lower_case(frame.text) is not None, read_again)
+            yield Text(frame, readings, bool(lower_cases(frame.text)), self._numbers_in_english, read_again)
 
     def _first_readings(self, text: str, fits: bool | None = None) -> list[Reading]:
         readings = self._readings(Shortened(text, ()), fits)
+        in_turn = positional_formats.formats(text)
+        if len(set(in_turn)) < len(in_turn):  # whether equal ones change places is seen in no translation
+            readings = self._numbered(text) + readings
         addresses = list(ADDRESS.finditer(text))
         return self._readings(shorten(text, addresses)) + readings if addresses else readings
 
@@ -181,6 +186,12 @@ class LineReader:
         )
         return self._readings(Shortened(shorten(text, needed).text, originals))
 
+    def _numbered(self, text: str) -> list[Reading]:
+        """Returns ways to read a text with numbers in the formats of values in turn."""
+        readings = self._readings(Shortened(positional_formats.number(text), ()))
+        undo = positional_formats.without_numbers
+        return [each._replace(undo=undo, is_numbered=True) for each in readings if not each.is_cut]
+
     def _variants(self, text: str) -> list[Reading]:
         """Returns ways to read the other ways to write a text, which may have more tokens; none of them is cut."""
         wanted = count_required(text)
@@ -198,8 +209,8 @@ class LineReader:
         """
         text, originals = given
         fits = self._count_tokens(text) <= self._limit if fits is None else fits
-        lowered = lower_case(text)
-        read = [each for each in (text if fits or not lowered else None, lowered) if each is not None]
+        lowered = lower_cases(text)
+        read = [text, *lowered] if fits or not lowered else lowered
         is_whole = fits and not has_many_sentences(text)
         readings = [
             Reading([each], originals) if is_whole and each is text else self._divided(each, originals) for each in read

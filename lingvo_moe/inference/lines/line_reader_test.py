@@ -91,10 +91,10 @@ def test_many_sentences_are_read_one_by_one():
 
 def test_the_texts_of_a_line_are_translated_one_by_one():
     """What is between them is copied, and quotes get their backslashes back."""
-    (line,) = LineReader(_Tokenizer(b""), 12).lines(['  \\"neerg\\"\t12\\n DER\r'])
-    assert line.inputs == ['"neerg"', "DER", "Der"]
+    (line,) = LineReader(_Tokenizer(b""), 12).lines(['  \\"neerg eulb\\"\t12\\n DER\r'])
+    assert line.inputs == ['"neerg eulb"', "DER", "Der"]
     known = {
-        '"neerg"': [Translation('"green"', -1.0, confidence=0.9), Translation("green", -3.0, confidence=0.7)],
+        '"neerg eulb"': [Translation('"green"', -1.0, confidence=0.9), Translation("green", -3.0, confidence=0.7)],
         "DER": [Translation("der", -2.0, confidence=0.1), Translation("die", -2.0, confidence=0.1)],
         "Der": [Translation("red", -2.0, confidence=0.8), Translation("Red", -2.5, confidence=0.6)],
     }

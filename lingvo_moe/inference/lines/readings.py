@@ -11,11 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from lingvo_moe.inference.lines.capitals import upper_case
-from lingvo_moe.inference.lines.kept_text import breaks_a_pair, count_required, has_words
-from lingvo_moe.inference.lines.short_addresses import is_unambiguous, restore
+from lingvo_moe.inference.lines.kept_text import breaks_a_pair, count_required, has_words, with_english_numbers
+from lingvo_moe.inference.lines.positional_formats import formats, has_more_numbers, number_as
+from lingvo_moe.inference.lines.short_addresses import is_unambiguous, restore, short_numbers
 from lingvo_moe.inference.lines.translation import Translation, join
 from lingvo_moe.inference.lines.unknown_symbols import Framed
 
+# A translation with this share of another one's confidence is as good.
+_AS_CONFIDENT = 0.8
 # Tokens of another reading's translation.
 _MOST_TIMES, _MOST_ADDED = 2, 5
 
@@ -29,6 +32,7 @@ class Reading(NamedTuple):
       is_cut: whether an input is the beginning of a sentence that is too long.
       undo: changes a translation of the inputs to one of the text, see `variants`.
       wanted: what such a translation has to have, see `count_required`; None where it is what each input has.
+      is_numbered: whether the inputs number formats that the text has without numbers, see `positional_formats`.
     """
 
     inputs: list[str]
@@ -36,6 +40,7 @@ class Reading(NamedTuple):
     is_cut: bool = False
     undo: Callable[[str], str] = str
     wanted: Mapping[str, int] | None = None
+    is_numbered: bool = False
 
     @property
     def is_unambiguous(self) -> bool:
@@ -56,14 +61,33 @@ class Reading(NamedTuple):
         """Returns the translations of one input."""
         original = restore(text, self.originals)
         wanted = count_required(original)
-        restored = [dataclasses.replace(each, text=restore(each.text, self.originals)) for each in translations]
-        checked = [dataclasses.replace(each, is_intact=_is_intact(each.text, wanted, original)) for each in restored]
-        return sorted(checked, key=lambda each: not each.is_intact)
+        in_turn = {number for number, each in enumerate(self.originals, 1) if formats(each)}
+        checked = []
+        for each in translations:
+            restored = restore(each.text, self.originals)
+            order = [number for number in short_numbers(each.text) if number in in_turn]
+            is_intact = order == sorted(order) and _is_intact(restored, wanted, original)
+            checked.append(dataclasses.replace(each, text=number_as(original, restored), is_intact=is_intact))
+        # One without numbers is for every program, unless it is far less probable.
+        in_order = [each.confidence for each in checked if each.is_intact and not has_more_numbers(original, each.text)]
+        least = max(in_order, default=0.0) / _AS_CONFIDENT
+        return sorted(
+            checked,
+            key=lambda each: (
+                not each.is_intact,
+                has_more_numbers(original, each.text) and each.confidence < least,
+            ),
+        )
 
 
 def _is_intact(translation: str, wanted: Mapping[str, int], text: str) -> bool:
-    """Returns whether a translation of a text has what is wanted, no broken pair, and words if it needs some."""
+    """Returns whether a translation of a text has what is wanted, in the order that programs need, and words if needed.
+
+    It must break no pair of quotes or the like, either.
+    """
     if count_required(translation) != wanted or breaks_a_pair(text, translation):
+        return False
+    if formats(number_as(text, translation)) not in (formats(text), []):
         return False
     return has_words(translation) or not has_words(text)
 
@@ -97,12 +121,14 @@ class Text:
       frame: the symbols around it.
       readings: the ways to read it, at least one of them without short addresses.
       in_capitals: whether the text is in capitals; its translation is then, too.
+      numbers_in_english: whether numbers are written as in English where there is no doubt.
       read_again: returns other ways to read it, given the best translation of the readings.
     """
 
     frame: Framed
     readings: list[Reading]
     in_capitals: bool = False
+    numbers_in_english: bool = False
     read_again: Callable[[Translation], Sequence[Reading]] = lambda best: ()
 
     @property
@@ -135,23 +161,35 @@ class Text:
                 ranked = [
                     dataclasses.replace(each, confidence=min(each.confidence, best.confidence)) for each in ranked
                 ]
-        return [dataclasses.replace(each, text=self.frame.around(self._in_case(each.text))) for each in ranked]
+        return list(map(self._finished, ranked))
 
     def _ranked(self, readings: Sequence[Reading], known: Mapping[str, list[Translation]]) -> list[Translation]:
         """Returns the translations of the best reading."""
         found = [(reading, reading.translations(known)) for reading in readings]
+        plain = max((each[0].confidence for reading, each in found if not reading.is_numbered), default=0.0)
+        found = [one for one in found if not one[0].is_numbered or self._changes_places(one[1][0], plain)]
         _, ranked = max(
             found,
             key=lambda one: (
                 one[1][0].is_intact,
-                bool(one[0].originals) == one[1][0].is_intact,
+                bool(one[0].originals or one[0].is_numbered) == one[1][0].is_intact,
                 one[1][0].confidence,
             ),
         )
         return ranked
 
-    def _in_case(self, translation: str) -> str:
-        return upper_case(translation) if self.in_capitals else translation
+    def _changes_places(self, numbered: Translation, plain: float) -> bool:
+        """Returns whether a translation shows that formats change places; `plain` is the confidence without numbers."""
+        is_confident = numbered.confidence >= _AS_CONFIDENT * plain
+        return numbered.is_intact and is_confident and has_more_numbers(self.frame.text, numbered.text)
+
+    def _finished(self, translation: Translation) -> Translation:
+        """Returns a translation of the text within the frame; a user should look at one with numbered formats."""
+        text, original = translation.text, self.frame.text
+        written = with_english_numbers(original, text) if self.numbers_in_english else text
+        in_case = upper_case(written) if self.in_capitals else written
+        is_intact = translation.is_intact and not has_more_numbers(original, text)
+        return dataclasses.replace(translation, text=self.frame.around(in_case), is_intact=is_intact)
 
 
 def _is_repetitive(translation: Translation, other: Translation) -> bool:

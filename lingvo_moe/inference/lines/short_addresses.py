@@ -40,8 +40,13 @@ def is_unambiguous(inputs: Sequence[str], originals: tuple[str, ...], is_cut: bo
       originals: what its short addresses stand for.
       is_cut: whether inputs lack the ends of sentences, and what short addresses these have.
     """
-    found = [int(each) for text in inputs for each in _ANY_SHORT.findall(text)]
+    found = [number for text in inputs for number in short_numbers(text)]
     return found == list(range(1, len(found if is_cut else originals) + 1))
+
+
+def short_numbers(text: str) -> list[int]:
+    """Returns the numbers of the short addresses in a text, in its order."""
+    return [int(each) for each in _ANY_SHORT.findall(text)]
 
 
 def restore(translation: str, originals: tuple[str, ...]) -> str:
