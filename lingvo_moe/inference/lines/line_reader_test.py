@@ -207,6 +207,38 @@ class _Multilingual(Tokenizer):
         return True
 
 
+@pytest.mark.parametrize(
+    "confidence, expected",
+    [(0.5, [("%2$d red %1$s", False), ("red %s %d", True)]), (0.8, [("red %s %d", True), ("%2$d red %1$s", False)])],
+)
+def test_formats_that_change_places_get_numbers_and_a_mark(confidence, expected):
+    """A translation that keeps their order is for every program, so it comes first if it is about as confident."""
+    (text,) = _texts("%s der %d")
+    known = [Translation("%d red %s", -1.0, confidence=0.9), Translation("red %s %d", -2.0, confidence=confidence)]
+    assert [(each.text, each.is_intact) for each in text.translations({"%s der %d": known})] == expected
+
+
+@pytest.mark.parametrize(
+    "numbered, confidence, expected",
+    [
+        ("%2$d red %1$d", 0.8, ("%2$d red %1$d", False)),
+        ("%1$d red %2$d", 0.8, ("%d red %d", True)),
+        ("%2$d red %1$d", 0.5, ("%d red %d", True)),
+        ("%2$d red", 0.8, ("%d red %d", True)),
+    ],
+)
+def test_equal_formats_are_read_with_numbers_too(numbered, confidence, expected):
+    """Only these show whether they change places; that must be as sure as the translation without numbers."""
+    (text,) = _texts("%d der %d")
+    assert text.inputs == ["%1$d der %2$d", "%d der %d"]
+    known = {
+        "%1$d der %2$d": [Translation(numbered, -1.0, confidence=confidence)],
+        "%d der %d": [Translation("%d red %d", -1.0, confidence=0.9)],
+    }
+    best = text.translations(known)[0]
+    assert (best.text, best.is_intact) == expected
+
+
 @pytest.mark.parametrize("language", ["", "fra_Latn"])
 def test_the_piece_of_a_language_is_no_piece_of_a_word(language):
     """Two words have three of them together, but are not fewer pieces as one word: the mark is no accelerator."""
