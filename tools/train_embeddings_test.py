@@ -46,7 +46,7 @@ def test_a_file_of_vectors_is_written_once(directory, capsys):
 def test_two_tokenizers_have_vectors_of_each_side(directory, capsys):
     output = directory / "two.safetensors"
     assert _run(f"--corpus={directory / 'corpus'}", f"--tokenizers={directory / 'two'}", f"--output={output}") == 0
-    sizes = [getattr(Tokenizers.load(directory / "two"), side).vocabulary_size for side in ("source", "target")]
+    sizes = [Tokenizers.load(directory / "two").by_side[side].vocabulary_size for side in ("source", "target")]
     expected = f"{output} made: {sizes[0]} source and {sizes[1]} target pieces, vectors of 256."
     assert expected in capsys.readouterr().out
 

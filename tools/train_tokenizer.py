@@ -94,7 +94,7 @@ def main(argv: list[str]):
         FLAGS.align_pieces,
         FLAGS.force,
     )
-    sizes = {side: getattr(tokenizers, side).vocabulary_size for side in SIDES}
+    sizes = {side: tokenizers.by_side[side].vocabulary_size for side in SIDES}
     for side in SIDES:
         if sizes[side] < requested[side]:
             _logger.info(

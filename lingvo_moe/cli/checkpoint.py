@@ -14,7 +14,7 @@ import jax
 
 from lingvo_moe import experiment, registry
 from lingvo_moe.cli.run_config import CheckpointConfig
-from lingvo_moe.data.tokenizer import SIDES, UNKNOWN_LANGUAGE
+from lingvo_moe.data.tokenizer import SIDES, UNKNOWN_LANGUAGE, hashes
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.importing import export, hugging_face, tokenizer_files
 from lingvo_moe.importing.model_directory import CONFIG
@@ -22,12 +22,11 @@ from lingvo_moe.steps import weight_specs
 from lingvo_moe.training import checkpoint_average, checkpoint_manifest, hyperparameters, weights_conversion
 from lingvo_moe.training import checkpoint_tools as tools
 from lingvo_moe.training.checkpoint import Checkpoints
-from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, RefusedCheckpoint, RemovedCheckpoint
+from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, RemovedCheckpoint, UnreadableCheckpoint
 from lingvo_moe.training.checkpoint_reader import WEIGHTS, Reader, num_bytes
-from lingvo_moe.training.readers import read_tokens
+from lingvo_moe.training.tokenizer_match import uses_tokenizers
 from lingvo_moe.utils import columns, progress
 from lingvo_moe.utils.counts import counted
-from lingvo_moe.utils.hashes import sha256
 
 _logger = logging.getLogger(__name__)
 _EVERYWHERE = {"help", "import"}
@@ -103,7 +102,7 @@ def _verify(config: CheckpointConfig) -> int:
         except RemovedCheckpoint:
             print(f"{checkpoints.path(step)}: removed meanwhile; training keeps the newest checkpoints", flush=True)
             continue
-        except RefusedCheckpoint as error:
+        except UnreadableCheckpoint as error:
             print(f"{checkpoints.path(step)}: cannot be read ({error.why})", flush=True)
             bad += 1
             continue
@@ -218,7 +217,9 @@ def _trained(reader: Reader, logdir: pathlib.Path, where: str) -> export.Trained
     """Returns the model of a checkpoint, with the hyperparameters that its log directory records."""
     recorded = hyperparameters.load(logdir) or hyperparameters.Recorded(reader.meta["model"], {})
     name, settings = recorded.resolve(where)
-    return export.Trained(name, experiment.unchecked(name, settings).model, reader.meta["weights"], reader.readers)
+    return export.Trained(
+        name, experiment.unchecked(name, settings).model, reader.meta["weights"], reader.tokenizer_hashes
+    )
 
 
 def _values(logdir: pathlib.Path) -> Mapping[str, Any] | None:
@@ -242,7 +243,7 @@ def _from_safetensors(config: CheckpointConfig, file: str):
     trained = experiment.unchecked(name, (*settings, *config.assignments))  # the mesh does not matter here
     step = weights_conversion.from_safetensors(file, name, weight_specs(trained.model.weights()), logdir)
     hyperparameters.save(pathlib.Path(logdir), hyperparameters.of(name, trained).portable)
-    if facts.readers is None and read_tokens(trained):
+    if facts.tokenizer_hashes is None and uses_tokenizers(trained):
         _logger.warning(
             "--input=%s does not say which tokenizers its weights were trained with; commands with --logdir=%s will "
             "not check --tokenizers.",
@@ -261,7 +262,7 @@ def _from_directory(config: CheckpointConfig, directory: pathlib.Path):
     tokenizers = pathlib.Path(logdir) / hyperparameters.OWN_TOKENIZERS
     tokenizer_files.check_new(tokenizers, f"--logdir={logdir}")
     found = hugging_face.read(directory, f"--input={directory}")
-    readers = [sha256(found.tokenizers[side].model) for side in SIDES]
+    tokenizer_hashes = list(hashes(found.tokenizers))
     origin = f"imported from {directory.resolve().name}"
     imported = experiment.unchecked(found.name, (*found.settings, f"tokenizers={tokenizers}"))
 
@@ -270,7 +271,7 @@ def _from_directory(config: CheckpointConfig, directory: pathlib.Path):
         hyperparameters.save(pathlib.Path(logdir), hyperparameters.of(found.name, imported))
 
     weights_conversion.save_imported(
-        logdir, found.name, weights_conversion.FileWeights(0, found.theta, readers), origin, write_others
+        logdir, found.name, weights_conversion.FileWeights(0, found.theta, tokenizer_hashes), origin, write_others
     )
     source, target = (found.tokenizers[side] for side in SIDES)
     if source.languages:

@@ -16,7 +16,7 @@ from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.testing.checkpoints import flip, largest
 from lingvo_moe.training import checkpoint_manifest, hyperparameters
 from lingvo_moe.training.checkpoint import Checkpoints
-from lingvo_moe.training.checkpoint_errors import RefusedCheckpoint
+from lingvo_moe.training.checkpoint_errors import UnreadableCheckpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
@@ -108,7 +108,7 @@ def test_a_step_that_cannot_be_read_for_now_does_not_hide_the_others(trained, ca
 
     def compare_refused(directory, *others, **options):
         if directory.name == "2":
-            raise RefusedCheckpoint(directory, "Stale file handle")
+            raise UnreadableCheckpoint(directory, "Stale file handle")
         return compare(directory, *others, **options)
 
     monkeypatch.setattr(checkpoint_manifest, "problems", compare_refused)

@@ -52,7 +52,7 @@ def diagnose(config: DiagnoseConfig):
     name, experiment, engine = run_setup.set_up(config, "diagnose", {})
     checkpoints = Checkpoints(config.log_directory())
     theta_specs = experiment.steps.state_specs()["theta"]
-    checkpoints.require(name, theta_specs)
+    checkpoints.newest_compatible_step(name, theta_specs)
     if saved:
         saved.check_shapes(experiment.batch_specs())
     step = _replayed(saved, checkpoints) if saved else _next(experiment, checkpoints)

@@ -17,7 +17,7 @@ from lingvo_moe.experiment import Experiment
 from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.protocols import Model
 from lingvo_moe.steps import weight_specs
-from lingvo_moe.training.readers import read_tokens, same_readers
+from lingvo_moe.training.tokenizer_match import same_tokenizers, uses_tokenizers
 
 _logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def weights(
         remedy = _remedy_of_other_weights(config, experiment)
         found = weights_conversion.read_safetensors(given, name, specs, f"--initial_weights={given}", remedy)
         checkpoint_arrays.check_finite(found.theta, f"--initial_weights={given}", "use another file")
-        _check_tokenizers(config, found.readers, experiment)
+        _check_tokenizers(config, found.tokenizer_hashes, experiment)
         values = found.theta
         _logger.info("starting with the weights of step %d (%s)", found.step, given)
         if config.initial_set:
@@ -86,12 +86,12 @@ def _remedy_of_other_weights(config: TrainConfig, experiment: Experiment) -> str
     return ""
 
 
-def _check_tokenizers(config: TrainConfig, readers: list[str] | None, experiment: Experiment):
+def _check_tokenizers(config: TrainConfig, tokenizer_hashes: list[str] | None, experiment: Experiment):
     """Raises UserError if a file says that its weights were trained with other tokenizers than those of the flags.
 
     A file that says nothing is a warning.
     """
-    if readers is None and read_tokens(experiment):
+    if tokenizer_hashes is None and uses_tokenizers(experiment):
         given = (
             f"--initial_tokenizers={config.initial_tokenizers}"
             if config.initial_tokenizers
@@ -103,7 +103,7 @@ def _check_tokenizers(config: TrainConfig, readers: list[str] | None, experiment
             config.initial_weights,
             given,
         )
-    if same_readers(experiment, readers, config.initial_tokenizers):
+    if same_tokenizers(experiment, tokenizer_hashes, config.initial_tokenizers):
         return
     if config.initial_tokenizers:
         raise UserError(
@@ -181,13 +181,13 @@ def _with_new_tokenizers(
     before, after = Tokenizers.load(old), experiment.open_tokenizers()
     moved = dict(values)
     for side, path in experiment.tied_model.tied_tables.items():
-        used = getattr(before, side)
+        used = before.by_side[side]
         if used.vocabulary_size > len(values[path]):
             raise UserError(
                 f"--initial_tokenizers={old}: the {side} tokenizer has {used.vocabulary_size} pieces, the initial "
                 f"weights only {len(values[path])}; pass the tokenizers that they were trained with."
             )
-        moved[path] = embedding_transfer.transfer(values[path], used, getattr(after, side))
+        moved[path] = embedding_transfer.transfer(values[path], used, after.by_side[side])
     return moved
 
 

@@ -102,7 +102,7 @@ def test_a_file_says_which_tokenizers_it_was_trained_with(directory, tmp_path):
     """Those of the new training, or of --initial_tokenizers: with others, each row would stand for another piece."""
     small = experiment.get(NAME, [*TINY, "model.source_vocabulary=408", "model.target_vocabulary=400"])
     specs = tree.flatten(weight_specs(small.model.weights()))
-    of_two = list(small.texts.open_readers("", directory / "two").identities)
+    of_two = list(small.texts.open_readers("", directory / "two").fingerprints)
     theta = {path: np.zeros(spec.shape, spec.dtype) for path, spec in specs.items()}
     with contextlib.closing(Checkpoints(tmp_path / "given", keep=1)) as checkpoints:
         checkpoints.save_weights(7, NAME, tree.unflatten(theta), "a test", of_two)
@@ -187,7 +187,7 @@ def test_embeddings_of_a_file_go_to_the_pieces_of_other_tokenizers(directory, tm
     for side, path in small.tied_model.tied_tables.items():
         old, pieces = (
             tokenizer.pieces(range(tokenizer.vocabulary_size))
-            for tokenizer in (getattr(before, side), getattr(after, side))
+            for tokenizer in (before.by_side[side], after.by_side[side])
         )
         kept = {row: old.index(piece) for row, piece in enumerate(pieces) if piece in old}
         assert len(kept) > 20 and any(row != other for row, other in kept.items())

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from lingvo_moe import ranges
-from lingvo_moe.data.tokenizer import OF_CORPUS, SIDES, SPECIAL_IDS, Tokenizers
+from lingvo_moe.data.tokenizer import OF_CORPUS, SPECIAL_IDS, Tokenizers
 from lingvo_moe.errors import UserError
 from lingvo_moe.ranges import COUNT, COUNT_OR_0, SHARE, Range
 from lingvo_moe.sharding.layout import AUTO, DeviceMesh, Layout, Spec
 from lingvo_moe.utils.counts import counted
-from lingvo_moe.utils.hashes import sha256
 
+READERS_KEY = "readers"  # of `Readers.fingerprints`, in the metadata of checkpoints and of files of weights
 Batch = dict[str, dict[str, np.ndarray]]
 FIELDS = {"source": ("ids", "segment_ids", "positions"), "target": ("ids", "labels", "segment_ids", "positions")}
 _LENGTH_AXES = {"source": "S", "target": "T"}
@@ -202,21 +202,17 @@ class InputConfig(BatchConfig):
         """Opens what reads the sides of a corpus's pairs; raises UserError if it is missing or corrupt."""
         del corpus  # its texts are the input
         loaded = Tokenizers.load(tokenizers)
-        of_sides = {side: getattr(loaded, side) for side in self.lengths}
-        return Readers(of_sides, _hashes(loaded))
+        of_sides: dict[str, Reader] = {side: loaded.by_side[side] for side in self.lengths}
+        return Readers(of_sides, loaded.hashes)
 
     @property
     def languages(self) -> dict[str, str]:
         """The languages of the texts, by side, as the fields name them."""
         return {side: getattr(self, f"{side}_language") for side in self.lengths}
 
-    def identities(self, tokenizers: str | pathlib.Path) -> tuple[str, ...]:
-        """Returns `Readers.identities`, whatever the languages; raises UserError as `Tokenizers.load`."""
-        return _hashes(Tokenizers.load(tokenizers))
-
-
-def _hashes(tokenizers: Tokenizers) -> tuple[str, ...]:
-    return tuple(sha256(getattr(tokenizers, side).model) for side in SIDES)
+    def fingerprints(self, tokenizers: str | pathlib.Path) -> tuple[str, ...]:
+        """Returns `Readers.fingerprints`, whatever the languages; raises UserError as `Tokenizers.load`."""
+        return Tokenizers.load(tokenizers).hashes
 
 
 def default_shards(mesh: DeviceMesh, layout: str = AUTO) -> int:
@@ -267,11 +263,11 @@ class Readers(NamedTuple):
 
     Attributes:
       by_side: readers of the sides that a batch has.
-      identities: hashes or texts of what decides their results.
+      fingerprints: hashes or texts of what decides their results.
     """
 
     by_side: dict[str, Reader]
-    identities: tuple[str, ...]
+    fingerprints: tuple[str, ...]
 
 
 class Rows(Protocol):

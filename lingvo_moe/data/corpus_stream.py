@@ -37,7 +37,7 @@ class TrainPairs:
     Attributes:
       identity: what decides which pair is example n: corpus, tokenizers, temperature, seed, sentence balance, name
         substitution.
-      readers: see `batching.Readers.identities`.
+      reader_fingerprints: see `batching.Readers.fingerprints`.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class TrainPairs:
         """
         opened = Corpus.open_to_train(corpus)
         self._in_graph = in_graph
-        self._readers, self.readers = _open_readers(opened, config, tokenizers)
+        self._readers, self.reader_fingerprints = _open_readers(opened, config, tokenizers)
         labels = opened.languages_of("train")
         self._languages = languages_of_readers(config, self._readers, labels, f"{opened.directory}, training")
         self._languages.warn()
         self._pairs = _open_pairs(opened, config.sentence_balance, self._languages)
         self._prefixes = _prefixes_of(self._languages, opened.languages)
         self._mixture = Mixture(tuple(map(len, self._pairs)), config.temperature, config.seed)
-        self.identity = (opened.fingerprint, list(self.readers), config.temperature, config.seed)
+        self.identity = (opened.fingerprint, list(self.reader_fingerprints), config.temperature, config.seed)
         if any(languages := (config.source_language, config.target_language)):
             self.identity += ("languages", *languages)
         if config.sentence_balance:

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from lingvo_moe.data.batching import FIELDS, Batch, BatchConfig, Example, InputConfig, pack
+from lingvo_moe.data.batching import FIELDS, READERS_KEY, Batch, BatchConfig, Example, InputConfig, pack
 from lingvo_moe.data.corpus_stream import HeldOutPairs, TrainPairs
 from lingvo_moe.data.tokenizer import SPECIAL_IDS, Tokenizer
 from lingvo_moe.data.volumes import HeldOutVolumes, TrainVolumes, VolumeInput
@@ -36,11 +36,11 @@ class Stream(Protocol):
 
     Attributes:
       identity: what decides which example has number n; its text is hashed.
-      readers: hashes or texts of what reads its texts, such as tokenizers.
+      reader_fingerprints: see `batching.Readers.fingerprints`.
     """
 
     identity: tuple
-    readers: tuple[str, ...]
+    reader_fingerprints: tuple[str, ...]
 
     def examples(self, first: int, step: int) -> Iterator[Example]:
         """Yields the examples first, first + step, ... endlessly."""
@@ -84,7 +84,7 @@ class TrainInput:
         """
         self._config, self._examples = config, _open_stream(corpus, tokenizers, config, in_graph)
         self.stream_id = sha256(repr(self._examples.identity))[:16]
-        self.readers_id = sha256(repr(self._examples.readers))[:16]
+        self.readers_id = sha256(repr(self._examples.reader_fingerprints))[:16]
 
     def batches(
         self, state: State | None = None, shards: range | None = None
@@ -116,7 +116,7 @@ class TrainInput:
                 _concatenate_rows([batch for batch, _ in parts]),
                 {
                     **identity,
-                    "readers": list(self._examples.readers),
+                    READERS_KEY: list(self._examples.reader_fingerprints),
                     "positions": {str(shard): position for shard, (_, position) in zip(shards, parts)},
                 },
             )
@@ -131,7 +131,8 @@ class TrainInput:
                 f"{resumed}: another version of this program saved it (version {state.get('version')}, expected "
                 f"{_STATE_VERSION}). Start in another --logdir."
             )
-        if state.get("readers", list(self._examples.readers)) != list(self._examples.readers):
+        fingerprints = list(self._examples.reader_fingerprints)
+        if state.get(READERS_KEY, fingerprints) != fingerprints:
             raise UserError(
                 f"{resumed}: what reads the texts or recordings (tokenizers, "
                 f"input.features) is not that of before. Give the same --tokenizers and --set, or start in another "

@@ -108,18 +108,18 @@ class SpeechInput(InputConfig):
         """See `InputConfig`; the source is recordings."""
         target = Tokenizers.load(tokenizers).target
         by_side = {"source": RecordingReader(Path(corpus), self.features), "target": target}
-        return Readers(by_side, self._identities(target))
+        return Readers(by_side, self._fingerprints(target))
 
     @property
     def languages(self) -> dict[str, str]:
         """See `InputConfig`; recordings and their transcripts have none."""
         return {}
 
-    def identities(self, tokenizers: str | Path) -> tuple[str, ...]:
+    def fingerprints(self, tokenizers: str | Path) -> tuple[str, ...]:
         """See `InputConfig`."""
-        return self._identities(Tokenizers.load(tokenizers).target)
+        return self._fingerprints(Tokenizers.load(tokenizers).target)
 
-    def _identities(self, target: Tokenizer) -> tuple[str, ...]:
+    def _fingerprints(self, target: Tokenizer) -> tuple[str, ...]:
         return repr(self.features), sha256(target.model)
 
 

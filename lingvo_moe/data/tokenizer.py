@@ -325,6 +325,11 @@ class Tokenizers:
         """The tokenizers by side."""
         return {side: getattr(self, side) for side in SIDES}
 
+    @property
+    def hashes(self) -> tuple[str, ...]:
+        """SHA-256 of the source and the target model, in hexadecimal."""
+        return hashes(self.by_side)
+
     def in_languages(self, languages: Mapping[str, str]) -> Tokenizers:
         """Returns the tokenizers of texts in these languages, by side.
 
@@ -332,7 +337,7 @@ class Tokenizers:
           UserError: as `Tokenizer.in_language` and `Tokenizer.into_language`.
         """
         of_sides = {
-            side: getattr(self, side).in_language(language, f"input.{side}_language")
+            side: self.by_side[side].in_language(language, f"input.{side}_language")
             for side, language in languages.items()
         }
         found = dataclasses.replace(self, **of_sides)
@@ -343,7 +348,7 @@ class Tokenizers:
     def check_languages(self, languages: Mapping[str, str]):
         """Raises UserError as `Tokenizer.check_language` and `Tokenizer.check_translation`."""
         for side, language in languages.items():
-            getattr(self, side).check_language(language, f"input.{side}_language")
+            self.by_side[side].check_language(language, f"input.{side}_language")
         if "target" in languages:
             self.source.check_translation(languages["target"], _TARGET_LANGUAGE)
 
@@ -360,12 +365,17 @@ class Tokenizers:
         """
         tokenizers = cls.load(directory)
         for side, size in vocabularies.items():
-            if (pieces := getattr(tokenizers, side).vocabulary_size) > size:
+            if (pieces := tokenizers.by_side[side].vocabulary_size) > size:
                 raise UserError(
                     f"the {side} tokenizer in {directory} has {pieces} pieces, the model's {side}_vocabulary "
                     f"is {size}. Pass --set model.{side}_vocabulary={pieces}, or train a smaller tokenizer."
                 )
         return tokenizers
+
+
+def hashes(by_side: Mapping[str, Tokenizer]) -> tuple[str, ...]:
+    """Returns `Tokenizers.hashes` of tokenizers by side."""
+    return tuple(sha256(by_side[side].model) for side in SIDES)
 
 
 def _flag(field: str) -> str:

@@ -107,10 +107,10 @@ class TrainVolumes:
 
     Attributes:
       identity: what decides which volume is example n.
-      readers: none, as a volume has no text.
+      reader_fingerprints: none, as a volume has no text.
     """
 
-    readers = ()
+    reader_fingerprints = ()
 
     def __init__(self, config: VolumeInput):
         self._config = config

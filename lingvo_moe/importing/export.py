@@ -19,13 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax import numpy as jnp
 
-from lingvo_moe.data.tokenizer import SIDES
+from lingvo_moe.data.tokenizer import hashes
 from lingvo_moe.errors import UserError
 from lingvo_moe.importing.hugging_face import REGISTERED, Described
 from lingvo_moe.importing.model_directory import CONFIG, FILE, INDEX
 from lingvo_moe.importing.weights import Place, Places
 from lingvo_moe.utils import output_directories, progress, tensor_files
-from lingvo_moe.utils.hashes import sha256
 
 _logger = logging.getLogger(__name__)
 DTYPES = ("float32", "bfloat16")
@@ -65,13 +64,13 @@ class Trained(NamedTuple):
       name: the registered name.
       model: with the hyperparameters of its training.
       shapes: of the weights in its checkpoint, by path.
-      readers: see `checkpoint_reader.Reader.readers`.
+      tokenizer_hashes: see `checkpoint_reader.Reader.tokenizer_hashes`.
     """
 
     name: str
     model: Any
     shapes: Mapping[str, Sequence[int]]
-    readers: Sequence[str] | None
+    tokenizer_hashes: Sequence[str] | None
 
 
 def check(trained: Trained, where: str, like: Described, like_name: str):
@@ -101,11 +100,11 @@ def check(trained: Trained, where: str, like: Described, like_name: str):
                 f"{where}: the weight {path} has the shape {list(shape)}, but that of {like_name} has "
                 f"{list(spec.shape)}; {remedy}."
             )
-    if trained.readers is None:
+    if trained.tokenizer_hashes is None:
         _logger.warning(
             "%s does not say which tokenizer its weights were trained with; %s is trusted.", where, like_name
         )
-    elif list(trained.readers) != [sha256(like.tokenizers[side].model) for side in SIDES]:
+    elif tuple(trained.tokenizer_hashes) != hashes(like.tokenizers):
         raise UserError(f"{where}: its weights are those of another tokenizer than that of {like_name}; {remedy}.")
 
 

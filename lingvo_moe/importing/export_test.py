@@ -169,7 +169,7 @@ def test_a_model_that_hugging_face_would_compute_otherwise_is_refused(sparse, ca
     trained, like = sparse.trained, sparse.like
     export.check(trained, LOGDIR, like, LIKE)
     assert not caplog.records
-    export.check(trained._replace(readers=None), LOGDIR, like, LIKE)
+    export.check(trained._replace(tokenizer_hashes=None), LOGDIR, like, LIKE)
     assert "--logdir=log does not say which tokenizer its weights were trained with; --like=model" in caplog.text
     epsilon = dataclasses.replace(trained.model, norm_epsilon=0.001)
     table = {**trained.shapes, "embedding/table": [507, 32]}
@@ -181,7 +181,7 @@ def test_a_model_that_hugging_face_would_compute_otherwise_is_refused(sparse, ca
         (trained._replace(model=epsilon), "--logdir=log: model.norm_epsilon is 0.001, but that of .* is 1e-05"),
         (trained._replace(shapes=table), r"the weight embedding/table has the shape \[507, 32\], but .* \[506, 32\]"),
         (
-            trained._replace(readers=["0", "0"]),
+            trained._replace(tokenizer_hashes=["0", "0"]),
             "--logdir=log: its weights are those of another tokenizer than that of --like=model; name the directory",
         ),
     ):

@@ -82,7 +82,7 @@ class Case:
         elif "fr" in self.found.tokenizers["source"].language_names:
             languages = {each: SHORT_NAMES[language] for each, language in languages.items()}
         tokenizers = Tokenizers(**self.found.tokenizers, manifest={}).in_languages(languages)
-        return getattr(tokenizers, side).encode([pair[side]])[0].tolist()
+        return tokenizers.by_side[side].encode([pair[side]])[0].tolist()
 
     def batch(self, *pairs: dict) -> dict:
         """The source and the target of examples, one a row."""

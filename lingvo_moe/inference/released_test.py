@@ -25,7 +25,7 @@ def test_the_file_names_its_tokenizers():
     """So that `train --initial_weights` refuses others; and its model's values are those of the registered one."""
     file, own = released.DIRECTORY / "weights.safetensors", experiment.get(released.MODEL)
     facts = weights_conversion.facts_of_safetensors(file, str(file))
-    assert facts.readers == list(own.texts.open_readers("", released.tokenizers()).identities)
+    assert facts.tokenizer_hashes == list(own.texts.open_readers("", released.tokenizers()).fingerprints)
     recorded = hyperparameters.Recorded(facts.model, facts.hyperparameters or {})
     assert recorded.of_weights and recorded.resolve("it") == (released.MODEL, ())
 

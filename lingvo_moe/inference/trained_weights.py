@@ -11,7 +11,7 @@ from lingvo_moe.experiment import Experiment
 from lingvo_moe.steps import weight_specs
 from lingvo_moe.training import checkpoint_arrays
 from lingvo_moe.training.checkpoint import Checkpoints
-from lingvo_moe.training.readers import same_readers
+from lingvo_moe.training.tokenizer_match import same_tokenizers
 
 
 @contextlib.contextmanager
@@ -36,8 +36,8 @@ def trained_weights(
     specs = weight_specs(experiment.model.weights())
     with contextlib.closing(Checkpoints(logdir)) as checkpoints:
         if step is None:
-            readers = checkpoints.readers(checkpoints.require(name, specs))
-            if not same_readers(experiment, readers):
+            tokenizer_hashes = checkpoints.tokenizer_hashes(checkpoints.newest_compatible_step(name, specs))
+            if not same_tokenizers(experiment, tokenizer_hashes):
                 raise UserError(
                     f"--tokenizers={experiment.tokenizers}: not the tokenizers that {logdir} was trained with; pass "
                     f"those."

@@ -22,12 +22,12 @@ CONFIG = experiment.get(NAME, [*SMALL, *(f"model.{side}_vocabulary=64" for side 
 SPECS = weight_specs(CONFIG.model.weights())
 
 
-def _save(logdir: pathlib.Path, value: float, readers: list[str] | None = None):
+def _save(logdir: pathlib.Path, value: float, tokenizer_hashes: list[str] | None = None):
     """Saves weights of zeros, the last of one of them `value`."""
     theta = {path: np.zeros(spec.shape, spec.dtype) for path, spec in tree.flatten(SPECS).items()}
     theta["embedding/table"][-1, -1] = value
     with contextlib.closing(Checkpoints(logdir, keep=1)) as checkpoints:
-        checkpoints.save_weights(4, NAME, tree.unflatten(theta), "a test", readers)
+        checkpoints.save_weights(4, NAME, tree.unflatten(theta), "a test", tokenizer_hashes)
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
@@ -47,10 +47,10 @@ def test_weights_that_are_not_finite_are_refused(tmp_path, value):
 def test_weights_alone_are_not_read_by_other_tokenizers(tmp_path, monkeypatch):
     """An average or a converted file says which it was trained with, as training's checkpoints do."""
     _save(tmp_path, 0, ["x", "y"])
-    monkeypatch.setattr(InputConfig, "identities", lambda *_: ("x", "y"))
+    monkeypatch.setattr(InputConfig, "fingerprints", lambda *_: ("x", "y"))
     with trained_weights(NAME, CONFIG, tmp_path):
         pass
-    monkeypatch.setattr(InputConfig, "identities", lambda *_: ("x", "z"))
+    monkeypatch.setattr(InputConfig, "fingerprints", lambda *_: ("x", "z"))
     refused = pytest.raises(UserError, match=f"--tokenizers=.*: not the tokenizers that {tmp_path} was trained with")
     with refused, trained_weights(NAME, CONFIG, tmp_path):
         pass

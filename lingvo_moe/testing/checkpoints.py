@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lingvo_moe import tree
 from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
-from lingvo_moe.training.checkpoint import Checkpoints, Saved
+from lingvo_moe.training.checkpoint import Checkpoints, Restored
 from lingvo_moe.training.checkpoint_manifest import write_manifest
 
 SPECS = {
@@ -59,7 +59,7 @@ def save(logdir: pathlib.Path, *steps: int, keep: int = 9):
     checkpoints.close()
 
 
-def restore(logdir: pathlib.Path) -> Saved:
+def restore(logdir: pathlib.Path) -> Restored:
     """Restores in a process that only reads."""
     return Checkpoints(logdir).restore("tiny", SPECS, shardings(SPECS, ONE))
 

@@ -21,15 +21,16 @@ import numpy as np
 from orbax import checkpoint as orbax
 
 from lingvo_moe import tree
+from lingvo_moe.data.batching import READERS_KEY
 from lingvo_moe.distributed.process_group import ProcessGroup
 from lingvo_moe.errors import UserError
 from lingvo_moe.training import checkpoint_arrays, checkpoint_manifest, disk_errors
 from lingvo_moe.training.checkpoint_errors import (
     CorruptCheckpoint,
-    RefusedCheckpoint,
     RemovedCheckpoint,
+    UnreadableCheckpoint,
     is_corruption,
-    is_refusal,
+    is_read_failure,
     reason,
     removed,
 )
@@ -46,7 +47,7 @@ _NOT_IN_PATHS, _NOT_WRITTEN = re.compile(r"\\|gs:(?=/)|[\ud800-\udfff]"), re.com
 
 
 @dataclasses.dataclass(frozen=True)
-class Saved:
+class Restored:
     """A restored checkpoint.
 
     Attributes:
@@ -157,7 +158,7 @@ class Checkpoints:
         meta = {"model": model, "weights": _shapes(state["theta"]), "data_state": data_state}
         self._save(int(np.asarray(state["step"])), meta, theta=state["theta"], rest=rest)
 
-    def save_weights(self, step: int, model: str, theta: dict, origin: str, readers: list[str] | None = None):
+    def save_weights(self, step: int, model: str, theta: dict, origin: str, tokenizer_hashes: list[str] | None = None):
         """Starts to write a checkpoint of weights only, as `save` does; it can be used, but not trained on.
 
         Args:
@@ -165,14 +166,14 @@ class Checkpoints:
           model: the registered name.
           theta: the weights.
           origin: where the weights come from, in a few words.
-          readers: see `Reader.readers`.
+          tokenizer_hashes: see `Reader.tokenizer_hashes`.
         """
         meta = {"model": model, "weights": _shapes(theta), "data_state": None, "origin": origin}
-        self._save(step, meta if readers is None else {**meta, "readers": readers}, theta=theta)
+        self._save(step, meta if tokenizer_hashes is None else {**meta, READERS_KEY: tokenizer_hashes}, theta=theta)
 
     def restore(
         self, model: str, specs: dict, shardings: dict | None, load: Callable[[dict], None] = lambda state: None
-    ) -> Saved:
+    ) -> Restored:
         """Reads the newest checkpoint that can be read; one that turns out corrupt is logged and passed over.
 
         Args:
@@ -197,11 +198,11 @@ class Checkpoints:
                 found = self._in_all_processes(lambda step=step: self._read(step, arguments))
                 state = {"theta": found["theta"], **found["rest"]}
                 self._in_all_processes(lambda state=state: load(state))
-                return Saved(step, state, meta["data_state"])
+                return Restored(step, state, meta["data_state"])
             except CorruptCheckpoint as error:
                 self._mark_corrupt(step, None, str(error))
 
-    def require_state(self, model: str, specs: dict) -> tuple[int, int]:
+    def newest_compatible_state(self, model: str, specs: dict) -> tuple[int, int]:
         """Returns (step, `training.seed`) of the checkpoint that `restore` will read, unless its arrays are corrupt.
 
         Raises the UserErrors of `restore` that need no array but the seed to be read; arguments are those of `restore`.
@@ -222,7 +223,7 @@ class Checkpoints:
             except CorruptCheckpoint as error:
                 self._mark_corrupt(step, None, str(error))
 
-    def require(self, model: str, theta_specs: dict) -> int:
+    def newest_compatible_step(self, model: str, theta_specs: dict) -> int:
         """Returns the newest step; raises the UserErrors of `restore_theta` that need no array to be read."""
         step, _ = self._meta(model, theta_specs, WEIGHTS if self._keep is None else None)
         return step
@@ -263,9 +264,9 @@ class Checkpoints:
         """Returns the state of the input pipeline of a step."""
         return self.processes.broadcast(lambda: Reader(self.path(step)).meta["data_state"])
 
-    def readers(self, step: int) -> list[str] | None:
-        """Returns `Reader.readers` of a step."""
-        return self.processes.broadcast(lambda: Reader(self.path(step)).readers)
+    def tokenizer_hashes(self, step: int) -> list[str] | None:
+        """Returns `Reader.tokenizer_hashes` of a step."""
+        return self.processes.broadcast(lambda: Reader(self.path(step)).tokenizer_hashes)
 
     def wait(self):
         """Returns when all that was saved is on disk; raises UserError where it could not be written."""
@@ -416,8 +417,8 @@ class Checkpoints:
         except Exception as error:  # Orbax raises many kinds, the bare class among them
             if is_corruption(error):
                 raise CorruptCheckpoint(reason(error)) from error
-            if is_refusal(error):
-                raise RefusedCheckpoint(self.path(step), reason(error)) from error
+            if is_read_failure(error):
+                raise UnreadableCheckpoint(self.path(step), reason(error)) from error
             raise UserError(
                 f"{self.path(step)}: the checkpoint cannot be read ({reason(error)}), though its files are as they "
                 f"were written."

@@ -61,7 +61,7 @@ def _average(members: Mapping[str, tuple[Checkpoints, int]], output: str | pathl
     read = {name: Reader(each.path(choose(each, step, WEIGHTS))) for name, (each, step) in members.items()}
     _check_one_model(read)
     recorded = _common_hyperparameters(members)
-    readers = _common_readers(read)
+    tokenizer_hashes = _common_tokenizer_hashes(read)
     meta = next(iter(read.values())).meta
     shapes, theta = meta["weights"], {}
     for path in progress.track(sorted(shapes), f"averaging {len(read)} checkpoints", unit="arrays"):
@@ -71,7 +71,7 @@ def _average(members: Mapping[str, tuple[Checkpoints, int]], output: str | pathl
         theta[path] = (total / len(read)).astype(np.float32)
     newest = max(step for _, step in members.values())
     with new_checkpoints(output, "--output") as target:
-        target.save_weights(newest, meta["model"], tree.unflatten(theta), origin, readers)
+        target.save_weights(newest, meta["model"], tree.unflatten(theta), origin, tokenizer_hashes)
         target.wait()
         if recorded is not None:
             save_hyperparameters(pathlib.Path(output), recorded)
@@ -103,15 +103,15 @@ def _common_hyperparameters(members: Mapping[str, tuple[Checkpoints, int]]) -> R
     return next(iter(knowing.values()), None)
 
 
-def _common_readers(members: Mapping[str, Reader]) -> list[str] | None:
-    """Returns `Reader.readers` of those members that have them.
+def _common_tokenizer_hashes(members: Mapping[str, Reader]) -> list[str] | None:
+    """Returns `Reader.tokenizer_hashes` of those members that have them.
 
     Raises:
-      UserError: weights or readers differ.
+      UserError: weights or tokenizers differ.
     """
     (first_name, first), *_ = members.items()
     shapes = first.meta["weights"]
-    knowing = [member for member in members.values() if member.readers is not None]
+    knowing = [member for member in members.values() if member.tokenizer_hashes is not None]
     for member in members.values():
         if member.meta["weights"] != shapes:
             raise UserError(
@@ -119,9 +119,9 @@ def _common_readers(members: Mapping[str, Reader]) -> list[str] | None:
                 f"{first_difference(member.meta['weights'], shapes)}."
             )
     for member in knowing:
-        if member.readers != knowing[0].readers:
+        if member.tokenizer_hashes != knowing[0].tokenizer_hashes:
             raise UserError(
                 f"{member.directory} was trained with other tokenizers than {knowing[0].directory}, so its numbers "
                 f"stand for other pieces. Leave one of them out."
             )
-    return knowing[0].readers if knowing else None
+    return knowing[0].tokenizer_hashes if knowing else None

@@ -117,14 +117,14 @@ def test_average_with_a_run_of_an_earlier_version(tmp_path):
 def test_average_is_of_one_model_and_its_tokenizers(tmp_path):
     """The mean of two models is neither; rows of embeddings stand for the pieces of the tokenizers, which it keeps."""
     members = {}
-    for name, model, readers in (
+    for name, model, tokenizer_hashes in (
         ("a", "tiny", ["x", "y"]),
         ("b", "other", ["x", "y"]),
         ("c", "tiny", ["x", "z"]),
         ("d", "tiny", None),
     ):
         with contextlib.closing(Checkpoints(tmp_path / name, keep=1)) as members[name]:
-            members[name].save_weights(4, model, tree.unflatten(theta_of(4)), "a test", readers)
+            members[name].save_weights(4, model, tree.unflatten(theta_of(4)), "a test", tokenizer_hashes)
         hyperparameters.save(tmp_path / name, hyperparameters.Recorded(model, {"model.field": model}))
     for names, pattern in (
         ("ab", "^a is of tiny, b of other; the mean is of one model"),
@@ -133,7 +133,8 @@ def test_average_is_of_one_model_and_its_tokenizers(tmp_path):
         with pytest.raises(UserError, match=pattern):
             checkpoint_average.of_logdirs({name: members[name] for name in names}, tmp_path / "average")
     checkpoint_average.of_logdirs({name: members[name] for name in "da"}, tmp_path / "average")
-    assert Checkpoints(tmp_path / "average").readers(4) == ["x", "y"] and members["d"].readers(4) is None
+    assert Checkpoints(tmp_path / "average").tokenizer_hashes(4) == ["x", "y"]
+    assert members["d"].tokenizer_hashes(4) is None
 
 
 def test_average_refuses_unfit_steps(tmp_path):

@@ -33,7 +33,7 @@ from lingvo_moe.testing.checkpoints import (
 )
 from lingvo_moe.training import checkpoint_manifest, checkpoint_tools
 from lingvo_moe.training.checkpoint import Checkpoints
-from lingvo_moe.training.checkpoint_errors import is_corruption, is_refusal
+from lingvo_moe.training.checkpoint_errors import is_corruption, is_read_failure
 
 ARRAYS = "theta/ocdbt.process_0/d/*"
 
@@ -103,7 +103,7 @@ def test_flipped_seed_is_found_at_a_start(saved, tmp_path):
         file.write_bytes(bytes(len(file.read_bytes())))
     checkpoints = Checkpoints(tmp_path / "log")
     assert checkpoints.latest() == 8
-    assert checkpoints.require_state("tiny", SPECS) == (4, values_of(4)["seed"][1])
+    assert checkpoints.newest_compatible_state("tiny", SPECS) == (4, values_of(4)["seed"][1])
     assert checkpoints.restore("tiny", SPECS, shardings(SPECS, ONE)).step == 4
 
 
@@ -196,7 +196,11 @@ def test_a_disk_that_fails_is_not_corruption(saved, monkeypatch, status, number)
 def test_a_file_that_is_gone_is_corruption(number):
     """Whatever library reports it."""
     error = ValueError(f"Error reading a file: {os.strerror(number)} [os_error_code='{number}']")
-    assert is_corruption(error) and not is_refusal(error) and not is_refusal(OSError(number, os.strerror(number)))
+    assert (
+        is_corruption(error)
+        and not is_read_failure(error)
+        and not is_read_failure(OSError(number, os.strerror(number)))
+    )
 
 
 def test_verify_names_the_array(flipped):

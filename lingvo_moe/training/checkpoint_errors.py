@@ -12,12 +12,12 @@ from lingvo_moe.utils import error_numbers
 
 # How TensorStore reports that stored bytes cannot be found or decoded; an error of a decoder has no status of its own.
 _STORED = ("Error reading", "Error opening", "Error decoding", "DATA_LOSS", "NOT_FOUND")
-# By these numbers a file is gone, or something else is in its place. Any other refuses a read, whatever is stored: the
-# machine or the file server has too little of something, a disk or a cable fails, a permission is missing.
+# By these numbers a file is gone, or something else is in its place. Any other is a failed read, whatever is stored:
+# the machine or the file server has too little of something, a disk or a cable fails, a permission is missing.
 _CHANGED = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _OS_ERROR = re.compile(r" \[os_error_code='(\d+)'\]")  # as TensorStore writes it
 # The same, where only its text is known.
-_REFUSED = (
+_READ_FAILURES = (
     "RESOURCE_EXHAUSTED",
     "PERMISSION_DENIED",
     "UNAVAILABLE",
@@ -36,8 +36,10 @@ class CorruptCheckpoint(UserError):
     """A checkpoint is not what was saved; the message says where it differs."""
 
 
-class RefusedCheckpoint(UserError):
-    """A checkpoint, or a file of one, cannot be read for a reason that may pass; it need not be corrupt.
+class UnreadableCheckpoint(UserError):
+    """A checkpoint that cannot be read now: an I/O error, a missing permission or too little memory, for instance.
+
+    It may be intact.
 
     Attributes:
       why: the reason, as part of a line.
@@ -72,18 +74,18 @@ def removed(directory: pathlib.Path) -> RemovedCheckpoint:
 
 def is_corruption(error: BaseException) -> bool:
     """Returns whether an error of a read means that stored bytes changed or are gone."""
-    return any(phrase in _text(error) for phrase in _STORED) and not is_refusal(error)
+    return any(phrase in _text(error) for phrase in _STORED) and not is_read_failure(error)
 
 
-def is_refusal(error: BaseException) -> bool:
-    """Returns whether an error of a read means that the machine, its disk or the file server refuses it, for now."""
-    return any(phrase in _text(error) for phrase in _REFUSED) or not _os_errors(error).issubset(_CHANGED)
+def is_read_failure(error: BaseException) -> bool:
+    """Returns whether an error of a read means that the machine, its disk or the file server cannot read now."""
+    return any(phrase in _text(error) for phrase in _READ_FAILURES) or not _os_errors(error).issubset(_CHANGED)
 
 
-def check_refused(file: pathlib.Path, error: OSError):
-    """Raises RefusedCheckpoint if an error of a read does not mean that the file of a checkpoint is corrupt."""
+def check_read_failure(file: pathlib.Path, error: OSError):
+    """Raises UnreadableCheckpoint if an error of a read does not mean that the file of a checkpoint is corrupt."""
     if error.errno not in _CHANGED:
-        raise RefusedCheckpoint(file, str(error.strerror)) from None
+        raise UnreadableCheckpoint(file, str(error.strerror)) from None
 
 
 def reason(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TypeVar
 
 from lingvo_moe.errors import UserError
-from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, check_refused
+from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, check_read_failure
 from lingvo_moe.utils import progress, safe_paths
 from lingvo_moe.utils.hashes import file_sha256, sha256
 
@@ -102,7 +102,7 @@ def load(directory: pathlib.Path) -> Manifest | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        check_refused(directory / MANIFEST, error)
+        check_read_failure(directory / MANIFEST, error)
         raise CorruptCheckpoint(f"{MANIFEST} cannot be read ({error.strerror})") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise CorruptCheckpoint(f"{MANIFEST} is not as it was written") from None
@@ -198,7 +198,7 @@ def _size_problem(root: str, path: str, expected: int) -> str | None:
     except FileNotFoundError:
         return f"{path} is missing"
     except OSError as error:
-        check_refused(pathlib.Path(root, path), error)
+        check_read_failure(pathlib.Path(root, path), error)
         return f"{path} cannot be read ({error.strerror})"
     return f"{path} has {actual} bytes instead of {expected}" if actual != expected else None
 
@@ -214,7 +214,7 @@ def _hash_problem(file: pathlib.Path, path: str, expected: str | None) -> str | 
     try:
         return f"{path} has changed" if file_sha256(file) != expected else None
     except OSError as error:
-        check_refused(file, error)
+        check_read_failure(file, error)
         return f"{path} cannot be read ({error.strerror})"
 
 

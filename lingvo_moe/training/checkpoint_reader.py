@@ -14,9 +14,16 @@ import numpy as np
 from orbax import checkpoint as orbax
 
 from lingvo_moe import tree
+from lingvo_moe.data.batching import READERS_KEY
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.sharding.layout import Spec
-from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, RefusedCheckpoint, check_there, is_refusal, reason
+from lingvo_moe.training.checkpoint_errors import (
+    CorruptCheckpoint,
+    UnreadableCheckpoint,
+    check_there,
+    is_read_failure,
+    reason,
+)
 from lingvo_moe.training.checkpoint_manifest import LONG
 from lingvo_moe.utils import progress
 
@@ -30,7 +37,7 @@ class Reader:
     """Reads one step.
 
     Every method raises CorruptCheckpoint, which names the item or array, if it cannot be read, RemovedCheckpoint if the
-    directory is gone, or RefusedCheckpoint for a reason that may pass, such as a missing permission.
+    directory is gone, or UnreadableCheckpoint for a reason that may pass, such as a missing permission.
     """
 
     def __init__(self, directory: str | pathlib.Path):
@@ -39,7 +46,7 @@ class Reader:
 
     @functools.cached_property
     def meta(self) -> dict[str, Any]:
-        """`model`, `weights` (path to shape), `data_state`; in a checkpoint of weights only, `origin` and `readers`."""
+        """`model`, `weights` (path to shape), `data_state`; of weights only, also `origin` and READERS_KEY."""
         meta = self._attempt(
             "meta", lambda: _checkpointer(orbax.JsonCheckpointHandler()).restore(self.directory / "meta")
         )
@@ -48,9 +55,9 @@ class Reader:
         return meta
 
     @property
-    def readers(self) -> list[str] | None:
-        """What read the texts that the weights were trained on, see `data.batching.Readers`; None if unknown."""
-        return (self.meta["data_state"] or self.meta).get("readers")
+    def tokenizer_hashes(self) -> list[str] | None:
+        """Hashes of the tokenizers that the weights were trained with, see `Readers.fingerprints`; None if unknown."""
+        return (self.meta["data_state"] or self.meta).get(READERS_KEY)
 
     @property
     def items(self) -> tuple[str, ...]:
@@ -162,8 +169,8 @@ class Reader:
             return read()
         except Exception as error:  # Orbax raises many kinds, the bare class among them
             check_there(self.directory)
-            if is_refusal(error):
-                raise RefusedCheckpoint(self.directory, f"{what}: {reason(error)}") from error
+            if is_read_failure(error):
+                raise UnreadableCheckpoint(self.directory, f"{what}: {reason(error)}") from error
             raise CorruptCheckpoint(f"{what} cannot be read ({reason(error)})") from error
 
 
@@ -189,7 +196,7 @@ def _is_meta(found: Any) -> bool:
         and all(map(_is_shape, found["weights"].values()))
         and isinstance(found["data_state"], dict | None)
         and isinstance(found.get("origin", ""), str)
-        and isinstance(found.get("readers", []), list)
+        and isinstance(found.get(READERS_KEY, []), list)
     )
 
 

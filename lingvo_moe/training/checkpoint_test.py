@@ -125,13 +125,13 @@ def test_checkpoint_of_another_model_is_refused(tmp_path, change, difference):
     message = f"checkpoints/4 holds tiny, whose weights are not those of other: {difference}. Pass that --model"
     for refused in (
         lambda c: c.restore("other", other, placed),
-        lambda c: c.require("other", other["theta"]),
+        lambda c: c.newest_compatible_step("other", other["theta"]),
         lambda c: c.restore_theta("other", other["theta"], placed["theta"]),
     ):
         with pytest.raises(UserError, match=message):
             refused(Checkpoints(tmp_path))
     with pytest.raises(UserError, match="Pass the --set of .* was trained with, and no other --set of the model, or"):
-        Checkpoints(tmp_path).require("tiny", other["theta"])
+        Checkpoints(tmp_path).newest_compatible_step("tiny", other["theta"])
     assert_equal(restore(tmp_path).state, state_of(4))
 
 
@@ -386,10 +386,10 @@ def test_a_seed_that_one_process_cannot_read_stops_all(tmp_path, monkeypatch):
 
     save(tmp_path, 4)
     with pytest.raises(RemovedCheckpoint, match="^the other's step is gone$"):
-        Checkpoints(tmp_path, processes=Two()).require_state("tiny", SPECS)
+        Checkpoints(tmp_path, processes=Two()).newest_compatible_state("tiny", SPECS)
     monkeypatch.setattr(Reader, "read", refuse)
     with pytest.raises(UserError, match="^a file server has restarted$"):
-        Checkpoints(tmp_path, processes=Two()).require_state("tiny", SPECS)
+        Checkpoints(tmp_path, processes=Two()).newest_compatible_state("tiny", SPECS)
     assert gathered == [None, ["UserError", "a file server has restarted"]]
 
 
@@ -401,7 +401,10 @@ def test_weights_only_checkpoint_is_for_inference(tmp_path):
     step, theta = Checkpoints(tmp_path).restore_theta("tiny", SPECS["theta"], shardings(SPECS, ONE)["theta"])
     assert step == 4
     assert_equal(theta, state_of(4)["theta"])
-    Checkpoints(tmp_path).require("tiny", SPECS["theta"])
-    for refused in (lambda: restore(tmp_path), lambda: Checkpoints(tmp_path, keep=1).require("tiny", SPECS["theta"])):
+    Checkpoints(tmp_path).newest_compatible_step("tiny", SPECS["theta"])
+    for refused in (
+        lambda: restore(tmp_path),
+        lambda: Checkpoints(tmp_path, keep=1).newest_compatible_step("tiny", SPECS["theta"]),
+    ):
         with pytest.raises(UserError, match=r"checkpoints/4 holds weights only \(average of steps 2, 4\)"):
             refused()

@@ -13,7 +13,12 @@ import numpy as np
 from lingvo_moe.errors import UserError
 from lingvo_moe.training import checkpoint_arrays, checkpoint_manifest, disk_errors, logdir_lock
 from lingvo_moe.training.checkpoint import Checkpoints, summary
-from lingvo_moe.training.checkpoint_errors import CorruptCheckpoint, RefusedCheckpoint, check_refused, check_there
+from lingvo_moe.training.checkpoint_errors import (
+    CorruptCheckpoint,
+    UnreadableCheckpoint,
+    check_read_failure,
+    check_there,
+)
 from lingvo_moe.training.checkpoint_reader import ARRAYS, Reader
 
 
@@ -74,7 +79,7 @@ def overview(checkpoints: Checkpoints, step: int) -> Overview:
     """Returns what sizes and metadata show; reads no array. Raises RemovedCheckpoint if it is removed meanwhile."""
     try:
         return _overview(checkpoints.path(step), step)
-    except RefusedCheckpoint as error:
+    except UnreadableCheckpoint as error:
         return Overview(step, None, f"cannot be read ({error.why})")
 
 
@@ -85,7 +90,7 @@ def _overview(directory: pathlib.Path, step: int) -> Overview:
         size = checkpoint_manifest.size(directory)
     except OSError as error:
         check_there(directory)
-        check_refused(directory, error)
+        check_read_failure(directory, error)
         raise
     try:
         reader = Reader(directory)
@@ -104,7 +109,7 @@ def verify(checkpoints: Checkpoints, step: int) -> list[str]:
 
     Raises:
       RemovedCheckpoint: it was removed meanwhile.
-      RefusedCheckpoint: it cannot be read for a reason that may pass.
+      UnreadableCheckpoint: it cannot be read for a reason that may pass.
     """
     directory = checkpoints.path(step)
     reader = Reader(directory)

@@ -21,7 +21,7 @@ from lingvo_moe.experiment import Experiment
 from lingvo_moe.sharding.layout import Spec
 from lingvo_moe.training import checkpoint_arrays, disk_errors
 from lingvo_moe.training.checkpoint import Checkpoints
-from lingvo_moe.training.readers import same_readers
+from lingvo_moe.training.tokenizer_match import same_tokenizers
 from lingvo_moe.utils.hashes import sha256
 
 _logger = logging.getLogger(__name__)
@@ -91,13 +91,13 @@ class Start:
             initial = None if self.initial_weights is None else opened(self.initial_weights)
             trained = own.latest()
             if trained is not None:
-                trained, seed = own.require_state(self.name, specs)
+                trained, seed = own.newest_compatible_state(self.name, specs)
                 if trained < self.experiment.training.steps:
                     self._check_resumed(own, trained, seed, train_input)
             else:
                 self._check_values(tree.flatten(specs["theta"]))
                 if initial is not None:
-                    self._check_readers(initial, initial.require(self.name, specs["theta"]))
+                    self._check_tokenizers(initial, initial.newest_compatible_step(self.name, specs["theta"]))
             yield StartCheckpoints(own, initial, trained)
 
     def load_state(self, training: Training, checkpoints: StartCheckpoints) -> tuple[int, State | None]:
@@ -108,9 +108,9 @@ class Start:
         """
         specs = self.experiment.steps.state_specs()
         if checkpoints.trained is not None:
-            saved = checkpoints.own.restore(self.name, specs, training.shardings, training.load)
-            _logger.info("resuming from step %d (%s)", saved.step, checkpoints.own.directory)
-            return saved.step, saved.data_state
+            restored = checkpoints.own.restore(self.name, specs, training.shardings, training.load)
+            _logger.info("resuming from step %d (%s)", restored.step, checkpoints.own.directory)
+            return restored.step, restored.data_state
         training.initialise(self.experiment.training.seed)
         if (initial := checkpoints.initial) is not None:
             shardings = None if training.shardings is None else training.shardings["theta"]
@@ -134,9 +134,9 @@ class Start:
             if value.shape != (shape := weights[path].shape):
                 raise UserError(f"initial values: that of {path} has shape {value.shape}; expected {shape}.")
 
-    def _check_readers(self, initial: Checkpoints, step: int):
+    def _check_tokenizers(self, initial: Checkpoints, step: int):
         """Raises UserError if initial weights were trained with other tokenizers."""
-        if not same_readers(self.experiment, initial.readers(step)):
+        if not same_tokenizers(self.experiment, initial.tokenizer_hashes(step)):
             raise UserError(
                 f"--initial_weights={initial.directory.parent}: trained with other tokenizers than "
                 f"--tokenizers={self.experiment.tokenizers}. Pass those, or make a file of the weights "

@@ -44,12 +44,12 @@ class FileWeights(NamedTuple):
     Attributes:
       step: of the weights.
       theta: the weights by path, in the model's dtypes.
-      readers: see `checkpoint_reader.Reader.readers`.
+      tokenizer_hashes: see `checkpoint_reader.Reader.tokenizer_hashes`.
     """
 
     step: int
     theta: dict[str, np.ndarray]
-    readers: list[str] | None
+    tokenizer_hashes: list[str] | None
 
 
 def to_safetensors(
@@ -87,7 +87,7 @@ def to_safetensors(
     _check_finite(theta, reader.directory, dtype)
     if dtype == _INT8:
         theta = quantization.quantize(theta)
-    facts = weights_file.Facts(reader.meta["model"], step, reader.readers, hyperparameters)
+    facts = weights_file.Facts(reader.meta["model"], step, reader.tokenizer_hashes, hyperparameters)
     tensor_files.save(f"--output={file}", file, theta, weights_file.metadata(facts))
 
 
@@ -134,7 +134,7 @@ def save_imported(
     """
     with new_checkpoints(logdir, "--logdir") as target:
         write_others()
-        target.save_weights(found.step, model, tree.unflatten(found.theta), origin, found.readers)
+        target.save_weights(found.step, model, tree.unflatten(found.theta), origin, found.tokenizer_hashes)
 
 
 def read_safetensors(
@@ -160,7 +160,7 @@ def read_safetensors(
             path: weights_file.read_tensor(opened, path).astype(flat[path].dtype, copy=False)
             for path in progress.track(sorted(flat), f"reading {pathlib.Path(file).name}", unit="arrays")
         }
-        return FileWeights(facts.step, theta, facts.readers)
+        return FileWeights(facts.step, theta, facts.tokenizer_hashes)
 
 
 def facts_of_safetensors(file: str | pathlib.Path, name: str) -> weights_file.Facts:
@@ -214,7 +214,7 @@ def _check_finite(theta: Mapping[str, np.ndarray], directory: pathlib.Path, dtyp
 
 def _save_converted(target: Checkpoints, model: str, found: FileWeights, file: pathlib.Path):
     origin = f"converted from {file.name}"
-    target.save_weights(found.step, model, tree.unflatten(found.theta), origin, found.readers)
+    target.save_weights(found.step, model, tree.unflatten(found.theta), origin, found.tokenizer_hashes)
 
 
 def _check_tensors(name: str, opened: safetensors.safe_open, model: str, specs: Mapping[str, Spec], remedy: str):

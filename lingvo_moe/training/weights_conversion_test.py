@@ -61,7 +61,7 @@ def test_converted_weights_keep_what_read_their_texts(tmp_path):
     weights_conversion.to_safetensors(checkpoints, 4, file)
     weights_conversion.from_safetensors(file, "tiny", SPECS["theta"], tmp_path / "back")
     with weights_conversion.as_logdir(file, "tiny", SPECS["theta"]) as logdir:
-        found = [Checkpoints(each).readers(4) for each in (tmp_path / "log", tmp_path / "back", logdir)]
+        found = [Checkpoints(each).tokenizer_hashes(4) for each in (tmp_path / "log", tmp_path / "back", logdir)]
     assert found == [["x", "y"]] * 3
 
 

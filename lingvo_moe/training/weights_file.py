@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import safetensors
 
+from lingvo_moe.data.batching import READERS_KEY
 from lingvo_moe.errors import UserError
 from lingvo_moe.training import quantization
 
@@ -23,19 +24,20 @@ class Facts(NamedTuple):
     Attributes:
       model: the registered name.
       step: the number of steps.
-      readers: see `checkpoint_reader.Reader.readers`.
+      tokenizer_hashes: see `checkpoint_reader.Reader.tokenizer_hashes`.
       hyperparameters: `values` of their training's `hyperparameters.Recorded`, without directories; None if unknown.
     """
 
     model: str
     step: int
-    readers: list[str] | None = None
+    tokenizer_hashes: list[str] | None = None
     hyperparameters: Mapping[str, Any] | None = None
 
 
 def metadata(facts: Facts) -> dict[str, str]:
     """Returns the metadata of a file of weights."""
-    known = {name: value for name, value in facts._asdict().items() if value is not None}
+    keys = {"tokenizer_hashes": READERS_KEY}
+    known = {keys.get(name, name): value for name, value in facts._asdict().items() if value is not None}
     return {METADATA: json.dumps({"format": FORMAT, **known}, sort_keys=True)}
 
 
@@ -53,7 +55,7 @@ def facts(name: str, opened: safetensors.safe_open) -> Facts:
         found = json.loads((opened.metadata() or {})[METADATA])
         version, step = found["format"], found["step"]
         values = found.get("hyperparameters")
-        known = Facts(found["model"], step, found.get("readers"), None if values is None else dict(values))
+        known = Facts(found["model"], step, found.get(READERS_KEY), None if values is None else dict(values))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise UserError(
             f"{name}: its metadata lacks format, model or step; expected a file that `checkpoint convert --output` "
@@ -61,9 +63,13 @@ def facts(name: str, opened: safetensors.safe_open) -> Facts:
         ) from None
     if version != FORMAT:
         raise UserError(f"{name}: format {version!r}; this program knows {FORMAT}.")
-    readers = known.readers
-    if readers is not None and not (isinstance(readers, list) and all(isinstance(reader, str) for reader in readers)):
-        raise UserError(f"{name}: its readers are {readers!r}; expected a list of the tokenizers' hashes.")
+    tokenizer_hashes = known.tokenizer_hashes
+    if tokenizer_hashes is not None and not (
+        isinstance(tokenizer_hashes, list) and all(isinstance(each, str) for each in tokenizer_hashes)
+    ):
+        raise UserError(
+            f"{name}: its {READERS_KEY} are {tokenizer_hashes!r}; expected a list of the tokenizers' hashes."
+        )
     if not isinstance(known.model, str):
         raise UserError(f"{name}: its model is {known.model!r}; expected the registered name.")
     if type(step) is not int or step < 0:

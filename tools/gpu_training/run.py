@@ -152,7 +152,7 @@ class Run:
         self._log_file = log
         facts = read_facts(given.directory)
         Tokenizers.load_for(facts.vocabularies, given.tokenizers)
-        self._readers = list(facts.config.identities(given.tokenizers))
+        self._tokenizer_hashes = list(facts.config.fingerprints(given.tokenizers))
         self._model, self._config, self._schedule = facts.model, facts.config, facts.schedule
         self._check_steps()
         held_out = EvalInput(given.corpus, given.tokenizers, self._config, max_pairs=given.max_pairs)
@@ -320,7 +320,7 @@ class Run:
         steps = self._steps_at_lowest
         theta = {path: np.asarray(value) for path, value in tree.flatten(self._at_lowest).items()}
         with output_files.atomic_path(self._given.output / _WEIGHTS) as partial:
-            known = weights_file.Facts(self._model, steps, self._readers)
+            known = weights_file.Facts(self._model, steps, self._tokenizer_hashes)
             save_file(quantize(theta), partial, weights_file.metadata(known))
         self._log(saved=True, steps=steps)
 

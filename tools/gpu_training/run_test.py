@@ -144,8 +144,8 @@ def test_training_learns_and_continues(data, tmp_path):
     assert end["lowest"] == min(*evaluated, end["held_out_of_mean"]) < losses[0]
     trained = tmp_path / "output 0.5,1" / "weights.safetensors"
     specs = weight_specs(own.model.weights())
-    steps, values, readers = weights_conversion.read_safetensors(trained, "m4.Pocket", specs, "file")
-    assert readers == list(own.texts.open_readers("", data / "tokenizers").identities)
+    steps, values, tokenizer_hashes = weights_conversion.read_safetensors(trained, "m4.Pocket", specs, "file")
+    assert tokenizer_hashes == list(own.texts.open_readers("", data / "tokenizers").fingerprints)
     assert steps == _STEPS and all(np.isfinite(value).all() for value in values.values())
     assert "traced" in second[-1] and next((tmp_path / "trace").rglob("*.xplane.pb")).stat().st_size > 0
     _interrupt(data, tmp_path)

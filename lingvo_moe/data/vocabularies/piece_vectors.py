@@ -30,7 +30,6 @@ from lingvo_moe.data.vocabularies.corpus_sample import sample_pairs
 from lingvo_moe.data.vocabularies.lexicon import SentencePairs, translation_probabilities
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import tensor_files
-from lingvo_moe.utils.hashes import sha256
 
 SUFFIX = ".safetensors"
 TEMPERATURE, MAX_SENTENCES = 5.0, 150_000  # of the sample, unless others are given
@@ -174,7 +173,7 @@ def write(file: str, vectors: Vectors, tokenizers: Tokenizers, settings: dict[st
     Raises:
       UserError: the file cannot be written, as on a full disk.
     """
-    metadata = {"format": _FORMAT, "tokenizers": _identity(tokenizers), "settings": settings}
+    metadata = {"format": _FORMAT, "tokenizers": list(tokenizers.hashes), "settings": settings}
     tables = {"shared": vectors.source} if tokenizers.is_shared else vectors._asdict()
     tensor_files.save(file, file, tables, {_METADATA: json.dumps(metadata, sort_keys=True)})
 
@@ -195,8 +194,8 @@ def read(file: str, tokenizers: Tokenizers, flag: str) -> Vectors:
         raise UserError(f"{flag}={file} is not a file of tools.train_embeddings ({error}).") from None
     if version != _FORMAT:
         raise UserError(f"{flag}={file}: format {version!r}; this program knows {_FORMAT}. Make the file again.")
-    if identity != _identity(tokenizers) or any(
-        len(table) != getattr(tokenizers, side).vocabulary_size for side, table in vectors._asdict().items()
+    if identity != list(tokenizers.hashes) or any(
+        len(table) != tokenizers.by_side[side].vocabulary_size for side, table in vectors._asdict().items()
     ):
         raise UserError(f"{flag}={file} was made with another tokenizer; make it again with --tokenizers of the model.")
     return vectors
@@ -204,7 +203,7 @@ def read(file: str, tokenizers: Tokenizers, flag: str) -> Vectors:
 
 def is_up_to_date(file: str, tokenizers: Tokenizers, settings: dict[str, Any]) -> bool:
     """Returns whether `file` is complete and has the vectors of these settings."""
-    expected = {"format": _FORMAT, "tokenizers": _identity(tokenizers), "settings": settings}
+    expected = {"format": _FORMAT, "tokenizers": list(tokenizers.hashes), "settings": settings}
     try:
         return pathlib.Path(file).is_file() and _load(file)[0] == expected
     except _NOT_OURS:
@@ -215,10 +214,6 @@ def _load(file: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     with safetensors.safe_open(file, "numpy") as opened:
         metadata = json.loads((opened.metadata() or {})[_METADATA])
     return metadata, safetensors_numpy.load_file(file)
-
-
-def _identity(tokenizers: Tokenizers) -> list[str]:
-    return [sha256(getattr(tokenizers, side).model) for side in SIDES]
 
 
 def extend(vectors: np.ndarray, rows: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Whether weights were trained on texts that the same tokenizers had read."""
+"""Checks that weights were trained with the same tokenizers."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from collections.abc import Sequence
 from lingvo_moe.experiment import Experiment
 
 
-def read_tokens(experiment: Experiment) -> bool:
+def uses_tokenizers(experiment: Experiment) -> bool:
     """Returns whether a model's weights stand for the pieces of tokenizers; not if it reads recordings or volumes."""
     return bool(experiment.model.vocabularies) and not experiment.recognises
 
 
-def same_readers(experiment: Experiment, readers: Sequence[str] | None, tokenizers: str | None = None) -> bool:
+def same_tokenizers(
+    experiment: Experiment, tokenizer_hashes: Sequence[str] | None, tokenizers: str | None = None
+) -> bool:
     """Returns whether weights fit tokenizers, as far as is known; true for a model of recordings or volumes.
 
     Args:
       experiment: of the model.
-      readers: of the weights, see `checkpoint_reader.Reader.readers`.
+      tokenizer_hashes: of the weights, see `checkpoint_reader.Reader.tokenizer_hashes`.
       tokenizers: their directory; None for the experiment's own.
 
     Raises:
       UserError: the directory is missing or corrupt.
     """
-    if readers is None or not read_tokens(experiment):
+    if tokenizer_hashes is None or not uses_tokenizers(experiment):
         return True
-    return list(readers) == list(experiment.texts.identities(tokenizers or experiment.tokenizers))
+    return list(tokenizer_hashes) == list(experiment.texts.fingerprints(tokenizers or experiment.tokenizers))
