@@ -27,6 +27,8 @@ _STABLEHLO_VERSION = "1.8.0"
 _NO_GRADIENT = "None (a gradient is, where the loss does not depend on a weight or the tape does not watch it)"
 # Of `Program.windowed_einsum_mib`: what the compiler does by itself.
 COMPILER_DEFAULT = -1
+# The parts of the training state, if it has them, that the program `diagnose` reads.
+DIAGNOSED = ("step", "seed", "theta", "ema_gap")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,7 @@ from lingvo_moe.layers.summaries import SummaryCollector, norm, root_mean_square
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.precision import matmul_precision
 from lingvo_moe.ops.random_numbers import fold_seed
-from lingvo_moe.program import COMPILER_DEFAULT, Program, lower
+from lingvo_moe.program import COMPILER_DEFAULT, DIAGNOSED, Program, lower
 from lingvo_moe.protocols import (
     DecodingModel,
     Model,
@@ -41,9 +41,6 @@ from lingvo_moe.protocols import (
     SegmentingModel,
 )
 from lingvo_moe.sharding.layout import LOGICAL_AXES, Layout, Spec
-
-# The parts of the training state, if it has them, that `diagnose` reads.
-DIAGNOSED = ("step", "seed", "theta", "ema_gap")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ from lingvo_moe.cli import app
 from lingvo_moe.distributed import watchdog
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import free_ports
-from lingvo_moe.utils.exit_status import INTERRUPTED
+from lingvo_moe.utils.exit_status import INTERRUPTED, PROCESS_LOST
 
 _VALUES = flags.FlagValues()
 flags.DEFINE_integer(
@@ -114,7 +114,7 @@ def _report(failed: list[tuple[int, int]], count: int) -> int:
     """Names the process that failed first, not those that ended because another one had; returns its status."""
     if not failed:
         return 0
-    index, status = next((pair for pair in failed if pair[1] != watchdog.EXIT_STATUS), failed[0])
+    index, status = next((pair for pair in failed if pair[1] != PROCESS_LOST), failed[0])
     if status != INTERRUPTED:
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         print(f"process {index} of {count} {how}.", file=sys.stderr, flush=True)

@@ -58,8 +58,7 @@ class Found:
     @property
     def tokens_per_second(self) -> float:
         """The speed by the plan; 0 if there is none that fits."""
-        compiled = self.plan
-        return compiled.tokens / compiled.step_seconds if compiled and compiled.fits and compiled.step_seconds else 0.0
+        return (self.plan.tokens_per_second or 0.0) if self.plan and self.plan.fits else 0.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -184,6 +184,11 @@ class Plan:
         return None if self.compute_seconds is None else self.compute_seconds + self.collective_seconds
 
     @property
+    def tokens_per_second(self) -> float | None:
+        """The speed of steps of `step_seconds`; None if unknown."""
+        return self.tokens / self.step_seconds if self.step_seconds else None
+
+    @property
     def utilisation(self) -> float | None:
         """MFU, the model's FLOPs as a fraction of the devices' peak; None if the time or the FLOPs are unknown."""
         if self.step_seconds is None or self.model_flops is None:

@@ -173,7 +173,7 @@ def _cost(plan: Plan, step_seconds: float, tokens: float, price: float | None) -
         yield f"  {f'10^6 {plan.rows}':15} {hours:12,.{digits}f} {plan.device}-hours{_priced(plan, hours, price)}"
         yield f"  (searches of the greatest length; a search ends when all of its {plan.rows} have ended)"
     else:
-        yield f"  {plan.unit}/s        {plan.tokens / step_seconds:12,.0f}"
+        yield f"  {plan.unit}/s        {plan.tokens_per_second or 0.0:12,.0f}"
         yield f"  utilisation     {plan.utilisation:8.1%} of the {plan.device}s' peak, rematerialisation not counted"
         days, years = tokens / plan.tokens * step_seconds / 86400, plan.device_years(tokens) or 0.0
         yield (

@@ -41,11 +41,7 @@ class Trial:
     @property
     def tokens_per_second(self) -> float:
         """0 if it does not fit or its time is unknown."""
-        return (
-            self.plan.tokens / self.plan.step_seconds
-            if self.plan and self.plan.fits and self.plan.step_seconds
-            else 0.0
-        )
+        return (self.plan.tokens_per_second or 0.0) if self.plan and self.plan.fits else 0.0
 
 
 def check_dimensions(names: Sequence[str]):

@@ -25,7 +25,7 @@ from absl import flags
 from lingvo_moe.cli import logging_setup, process_setup
 from lingvo_moe.errors import OutOfMemory, UserError, did_you_mean
 from lingvo_moe.utils import error_numbers, standard_error
-from lingvo_moe.utils.exit_status import INTERRUPTED
+from lingvo_moe.utils.exit_status import BROKEN_PIPE, INTERRUPTED, USER_ERROR
 
 _logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def _prepare_streams():
     """
     if sys.stdout is None:
         os.write(2, b"error: standard output is closed; redirect it to a file, or to /dev/null.\n")
-        os._exit(2)
+        os._exit(USER_ERROR)
     if sys.stdin is None:
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  (open until the process ends)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -135,7 +135,7 @@ def _execute(main: Main, argv: Sequence[str], flag_values: flags.FlagValues, des
     except BrokenPipeError:
         # Python flushes standard output once more at exit, which would raise the same error again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return BROKEN_PIPE
     except OSError as error:
         if error.filename is None and error.errno not in error_numbers.OF_WRITES:
             raise
@@ -304,4 +304,4 @@ def _fail(message: str) -> int:
     # What a user passed may hold a terminal's control characters.
     shown = _CONTROL_CHARACTERS.sub(lambda found: found[0].encode("unicode_escape").decode(), message)
     print(f"error: {shown}", file=sys.stderr)
-    return 2
+    return USER_ERROR

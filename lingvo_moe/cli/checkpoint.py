@@ -27,6 +27,7 @@ from lingvo_moe.training.checkpoint_reader import WEIGHTS, Reader, num_bytes
 from lingvo_moe.training.tokenizer_match import uses_tokenizers
 from lingvo_moe.utils import columns, progress
 from lingvo_moe.utils.counts import counted
+from lingvo_moe.utils.exit_status import USER_ERROR
 
 _logger = logging.getLogger(__name__)
 _EVERYWHERE = {"help", "import"}
@@ -114,7 +115,7 @@ def _verify(config: CheckpointConfig) -> int:
         else:
             status = f"every array can be read and is finite; no {checkpoint_manifest.MANIFEST} to compare files with"
         print("\n  ".join([f"{checkpoints.path(step)}: {status}", *problems]), flush=True)
-    return 2 if bad else 0
+    return USER_ERROR if bad else 0
 
 
 def _average(config: CheckpointConfig):

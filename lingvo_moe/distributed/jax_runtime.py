@@ -78,7 +78,7 @@ class JaxProcessGroup(ProcessGroup):
         rows = multihost_utils.process_allgather(padded)
         return [json.loads(row[:length].tobytes()) for row, length in zip(rows, lengths)]
 
-    def any(self, stop_requested: bool) -> bool:
+    def any_stop_requested(self, stop_requested: bool) -> bool:
         """See the base class. JAX's preemption service catches SIGTERM; another request becomes that signal."""
         if stop_requested and not self._notified:
             self._notified = True

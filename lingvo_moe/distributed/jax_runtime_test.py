@@ -11,10 +11,11 @@ import time
 
 import pytest
 
-from lingvo_moe.distributed import jax_runtime, watchdog
+from lingvo_moe.distributed import jax_runtime
 from lingvo_moe.distributed.membership import Membership
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import free_ports
+from lingvo_moe.utils.exit_status import PROCESS_LOST
 
 # A test does not wait as long as a run on many machines does.
 _HEARTBEAT_SECONDS, _START_SECONDS = 5, 60
@@ -88,11 +89,11 @@ def test_processes_agree_and_stop_at_the_same_call(tmp_path):
         refuse(lambda: group.require_shared(pathlib.Path({str(tmp_path)!r}) / ("1" if group.index else "")))
         calls, stops = 0, False
         while not stops:
-            calls, stops = calls + 1, group.any(False)
+            calls, stops = calls + 1, group.any_stop_requested(False)
             if calls == 10 and group.index == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.02)
-        assert group.any(False)
+        assert group.any_stop_requested(False)
         print(calls)"""
     first, second = _end(_two(body.strip()))
     lines = first[1].splitlines()
@@ -150,7 +151,7 @@ def test_when_one_is_killed_the_other_ends_within_the_bound_with_one_line(victim
     started[victim].send_signal(signal.SIGKILL)
     start = time.monotonic()
     status, _, errors = _end(started)[1 - victim]
-    assert status == watchdog.EXIT_STATUS and time.monotonic() - start < _HEARTBEAT_SECONDS + 10, errors
+    assert status == PROCESS_LOST and time.monotonic() - start < _HEARTBEAT_SECONDS + 10, errors
     assert errors.strip() == (
         f"process {victim} of 2 is gone, so process {1 - victim} stops too; the same command resumes from the newest "
         f"checkpoint."
@@ -163,7 +164,7 @@ def test_an_error_of_one_ends_the_other_and_an_error_of_both_is_reported_by_both
     fail = "(_ for _ in ()).throw(UserError('the disk is full'))"
     alone, other = _end(_two(f"{fail} if group.index == 1 else time.sleep(60)"))[::-1]
     assert (alone[0], alone[2]) == (2, "error: the disk is full\n")
-    assert other[0] == watchdog.EXIT_STATUS and "process 1 of 2 is gone" in other[2]
+    assert other[0] == PROCESS_LOST and "process 1 of 2 is gone" in other[2]
     assert [(status, errors) for status, _, errors in _end(_two(fail))] == [(2, "error: the disk is full\n")] * 2
 
 

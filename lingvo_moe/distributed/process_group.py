@@ -24,7 +24,8 @@ class ProcessGroup:
     Attributes:
       count: the number of processes.
       finished: whether `finish` has returned.
-      catches_sigterm: whether the runtime handles SIGTERM, which `any` then reports; otherwise the caller handles it.
+      catches_sigterm: whether the runtime handles SIGTERM, which `any_stop_requested` then reports; otherwise the
+        caller handles it.
     """
 
     count: int = 1
@@ -49,7 +50,7 @@ class ProcessGroup:
         """Returns the values of all processes, by index, in all processes."""
         return [value]
 
-    def in_all(self, function: Callable[[], Value], kinds: Collection[type[UserError]] = ()) -> Value:
+    def run_in_all(self, function: Callable[[], Value], kinds: Collection[type[UserError]] = ()) -> Value:
         """Calls `function` in each process; returns its value there, or raises the first UserError in all processes.
 
         A process that raised it alone would leave the others waiting for it.
@@ -67,8 +68,10 @@ class ProcessGroup:
             raise next((kind for kind in kinds if kind.__name__ == name), UserError)(message)
         return value  # type: ignore[return-value]  (None only where `function` returns it)
 
-    def any(self, stop_requested: bool) -> bool:
-        """Returns whether a process was asked to stop, the same answer in all; a late request counts in a later call.
+    def any_stop_requested(self, stop_requested: bool) -> bool:
+        """Returns whether any process was asked to stop. Collective; with JAX, turns an own request into SIGTERM.
+
+        All processes get the same answer; a late request counts in a later call.
 
         Args:
           stop_requested: whether this process was.

@@ -12,7 +12,7 @@ def test_one_process_agrees_with_itself(tmp_path):
     """The training loop calls the same methods for one process and for many."""
     group = ProcessGroup()
     assert group.is_primary and group.broadcast(lambda: 7) == 7 and group.gather(7) == [7]
-    assert group.any(True) and not group.any(False)
+    assert group.any_stop_requested(True) and not group.any_stop_requested(False)
     group.require_same({"a": "1"})
     group.require_shared(tmp_path)
     group.finish()
@@ -47,10 +47,10 @@ def test_an_error_of_one_process_is_raised_in_all(kind, expected):
     def fail():
         raise kind("the cause")
 
-    assert _Two(None).in_all(lambda: {1, 2}, (_Known,)) == {1, 2}
+    assert _Two(None).run_in_all(lambda: {1, 2}, (_Known,)) == {1, 2}
     for group, function in ((_Two(kind("the cause")), lambda: 0), (_Two(None), fail), (ProcessGroup(), fail)):
         with pytest.raises(UserError, match="^the cause$") as raised:
-            group.in_all(function, (_Known,))
+            group.run_in_all(function, (_Known,))
         assert type(raised.value) is expected
 
 

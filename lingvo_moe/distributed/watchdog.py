@@ -17,9 +17,8 @@ import threading
 
 from lingvo_moe.distributed.membership import Membership
 from lingvo_moe.utils import standard_error
+from lingvo_moe.utils.exit_status import PROCESS_LOST
 
-# Status of a process that ends because another one is lost.
-EXIT_STATUS = 3
 # A process that has sent no heartbeat for this long counts as lost.
 HEARTBEAT_SECONDS = 20
 # The others end at most this long after the loss of a process.
@@ -55,7 +54,7 @@ def supervise(member: Membership):
     parent, pipe = map(int, link.split(":"))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(EXIT_STATUS)
+        os._exit(PROCESS_LOST)
     sys.stderr.flush()
     sys.stderr = standard_error.lossy(os.dup(2))
     os.dup2(pipe, 2)
@@ -152,7 +151,7 @@ def explain(log: str, member: Membership) -> tuple[str, int] | None:
     if lost is None:
         lost = "process 0" if any(words in log for words in _COORDINATOR_LOST) else "a process"
     line = f"{lost} of {member.count} is gone, so {member.name.partition(' of ')[0]} stops too"
-    return f"{line}; the same command resumes from the newest checkpoint.", EXIT_STATUS
+    return f"{line}; the same command resumes from the newest checkpoint.", PROCESS_LOST
 
 
 def _start_problem(log: str, member: Membership) -> str:

@@ -11,6 +11,7 @@ import pytest
 
 from lingvo_moe.distributed import watchdog
 from lingvo_moe.distributed.membership import Membership
+from lingvo_moe.utils.exit_status import PROCESS_LOST
 
 _CHILD = """
 import os, signal, sys, time
@@ -48,7 +49,7 @@ def test_an_abort_of_the_runtime_becomes_one_line_and_another_abort_is_shown():
     lost += f"os.write(2, b'''{_FATAL}UNAVAILABLE: Task 0 heartbeat timeout.\n*** stack trace: ***\n    @  0x7f\n''')"
     process = _start(f"{lost}; os.abort()")
     errors = process.communicate(timeout=60)[1]
-    assert process.returncode == watchdog.EXIT_STATUS
+    assert process.returncode == PROCESS_LOST
     assert errors.strip() == (
         "process 0 of 2 is gone, so process 1 stops too; the same command resumes from the newest checkpoint."
     )
@@ -63,7 +64,7 @@ def test_what_handlers_of_the_abort_write_is_not_shown():
     lost = f"os.write(2, b'E1122 09:08:20.0 1 gpu.cc:1] no GPU\\n{_FATAL}Task 0 heartbeat timeout.\\n{handler}')"
     process = _start(f"{lost}; os.abort()")
     errors = process.communicate(timeout=60)[1]
-    assert process.returncode == watchdog.EXIT_STATUS
+    assert process.returncode == PROCESS_LOST
     assert errors.splitlines() == [
         "E1122 09:08:20.0 1 gpu.cc:1] no GPU",
         "",
@@ -80,7 +81,7 @@ def test_the_whole_log_is_read_however_long_and_a_process_left_behind_is_not_wai
     sleeping = int(process.stdout.readline())
     errors = process.communicate(timeout=60)[1]
     os.kill(sleeping, signal.SIGKILL)  # it was there all the time
-    assert process.returncode == watchdog.EXIT_STATUS and errors.strip().startswith("process 0 of 2 is gone"), errors
+    assert process.returncode == PROCESS_LOST and errors.strip().startswith("process 0 of 2 is gone"), errors
 
 
 def test_signals_reach_the_child_and_it_dies_with_its_parent():

@@ -48,7 +48,7 @@ class StepPrograms(Protocol):
         ...
 
     def diagnose(self, batch_specs: dict) -> Program:
-        """`{state, batch} -> ...`, of the parts `steps.DIAGNOSED` of a state; see `steps.diagnose_function`."""
+        """`{state, batch} -> ...`, of the parts `program.DIAGNOSED` of a state; see `steps.diagnose_function`."""
         ...
 
     def decode(self, source_specs: dict, search: Any) -> Program:
@@ -111,7 +111,7 @@ class StepFunctions(Protocol):
         ...
 
     def diagnose_function(self, batch_specs: dict) -> Callable[[dict], dict]:
-        """`{state, batch} -> ...`, of a state's step, seed, theta and ema_gap, if any."""
+        """`{state, batch} -> ...`, of the parts `program.DIAGNOSED` of a state."""
         ...
 
 

@@ -20,7 +20,7 @@ from lingvo_moe.engines.tpu_strategy_variables import ShardedVariable, TensorSha
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops import precision
-from lingvo_moe.program import COMPILER_DEFAULT, Program
+from lingvo_moe.program import COMPILER_DEFAULT, DIAGNOSED, Program
 from lingvo_moe.sharding import spmd
 from lingvo_moe.sharding.layout import Layout, Spec
 
@@ -241,7 +241,7 @@ class Training:
 
     def build_diagnose(self, shards: dict[str, list[tf.Tensor]], step: tf.Tensor) -> dict[str, tf.Tensor]:
         """Adds the program of `diagnose` to the graph; results by path. `shards` are of the feed of one batch."""
-        parts = {name: self.state[name] for name in ("seed", "theta", "ema_gap") if name in self.state}
+        parts = {name: self.state[name] for name in DIAGNOSED if name in self.state and name != "step"}
         feed, leaves = self.feed(1), tree.flatten(parts)
         diagnose = self._steps.diagnose_function(self._batch_specs)
 

@@ -15,7 +15,7 @@ from lingvo_moe.layers.relative_bias import RelativeBias
 from lingvo_moe.layers.repeat import repeat
 from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.lazy import tf
-from lingvo_moe.ops.attention import CACHED_AXES, over_written, reads_written_cache
+from lingvo_moe.ops.attention import CACHED_AXES, attend_to_written, reads_written_cache
 from lingvo_moe.ops.projection import prefers_unstacked_weights, project_by_layer
 from lingvo_moe.ops.slices import dynamic_update_slice
 
@@ -189,7 +189,7 @@ class TransformerLayer(Layer):
                 bias=None if bias is None else bias[..., :positions],
             )
 
-        return over_written(attend, start + normed.shape[1], keys.shape[-1], context)
+        return attend_to_written(attend, start + normed.shape[1], keys.shape[-1], context)
 
     def _attend_to_cached_memory(
         self, theta: dict, inputs: tf.Tensor, caches: dict, repeat_index: tf.Tensor, masks: Masks, context: Context

@@ -61,11 +61,11 @@ def attention_mean(
       context: of the call.
     """
     # Rematerialised layers keep no probabilities; there the other gradient was predicted to gain nothing.
-    in_few_passes = context.platform == "gpu" and context.checkpoint_policy is None
+    has_custom_gradient = context.platform == "gpu" and context.checkpoint_policy is None
 
     def mean(logits: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, Callable]:
         probabilities = context.cast(_masked_softmax(logits, mask))
-        if in_few_passes and context.training and probabilities.dtype != tf.float32:
+        if has_custom_gradient and context.training and probabilities.dtype != tf.float32:
             probabilities = optimization_barrier(probabilities, context, platforms=("gpu",))
         dropped = drop(probabilities)
         means = context.checkpoint_name(_weighted_sum(dropped, values, value_axes, context), "hidden", "BTND")
@@ -81,7 +81,7 @@ def attention_mean(
 
         return means, gradient
 
-    return named_gradient(mean)(logits, values) if in_few_passes else mean(logits, values)[0]
+    return named_gradient(mean)(logits, values) if has_custom_gradient else mean(logits, values)[0]
 
 
 def cached_attention_mean(
@@ -123,7 +123,9 @@ def reads_written_cache(context: Context) -> bool:
     return context.platform in ("cpu", "gpu")
 
 
-def over_written(attend: Callable[[int], tf.Tensor], written: tf.Tensor, positions: int, context: Context) -> tf.Tensor:
+def attend_to_written(
+    attend: Callable[[int], tf.Tensor], written: tf.Tensor, positions: int, context: Context
+) -> tf.Tensor:
     """Returns `attend(n)`, attention over the first n positions of a cache, where those that follow are not written.
 
     Args:

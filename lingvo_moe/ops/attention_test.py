@@ -10,7 +10,7 @@ import pytest
 from lingvo_moe import tree
 from lingvo_moe.engines.cluster import Cluster
 from lingvo_moe.lazy import tf
-from lingvo_moe.ops.attention import CACHED_AXES, attention_logits, attention_mean, over_written
+from lingvo_moe.ops.attention import CACHED_AXES, attend_to_written, attention_logits, attention_mean
 from lingvo_moe.ops.context import Context
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
@@ -114,7 +114,7 @@ def test_the_smallest_part_that_holds_the_written_positions_is_read(written, rea
 
     @tf.function(jit_compile=True)
     def positions(written: tf.Tensor) -> tf.Tensor:
-        return over_written(tf.constant, written, 13, Context(platform="cpu"))
+        return attend_to_written(tf.constant, written, 13, Context(platform="cpu"))
 
     assert int(positions(tf.constant(written))) == read
 
@@ -124,10 +124,10 @@ def test_the_smallest_part_that_holds_the_written_positions_is_read(written, rea
 )
 def test_other_platforms_and_several_devices_read_the_whole_cache(context):
     """A branch would cost a TPU more than it saves, and would have to be taken by all devices at the same time."""
-    assert int(over_written(tf.constant, tf.constant(1), 13, context)) == 13
+    assert int(attend_to_written(tf.constant, tf.constant(1), 13, context)) == 13
 
 
 def test_a_cache_of_few_positions_has_no_empty_part():
     """Attention over no position at all has no mean."""
-    assert int(over_written(tf.constant, tf.constant(1), 2, Context(platform="cpu"))) == 1
-    assert int(over_written(tf.constant, tf.constant(1), 1, Context(platform="cpu"))) == 1
+    assert int(attend_to_written(tf.constant, tf.constant(1), 2, Context(platform="cpu"))) == 1
+    assert int(attend_to_written(tf.constant, tf.constant(1), 1, Context(platform="cpu"))) == 1

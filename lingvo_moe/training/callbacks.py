@@ -75,7 +75,7 @@ class TrainingRun:
 
     def should_stop(self) -> bool:
         """Returns whether one of the processes was asked to stop; the same answer in all, which call it together."""
-        stops = self.process_group.any(self.preemption.requested)
+        stops = self.process_group.any_stop_requested(self.preemption.requested)
         if stops and self.process_group.catches_sigterm:
             self.preemption.request()
         return stops

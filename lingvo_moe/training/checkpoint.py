@@ -428,7 +428,7 @@ class Checkpoints:
 
     def _in_all_processes(self, function: Callable[[], Value]) -> Value:
         """Calls a function in each process; raises the UserError of one of them in all, of the same kind."""
-        return self.processes.in_all(function, (CorruptCheckpoint, RemovedCheckpoint))
+        return self.processes.run_in_all(function, (CorruptCheckpoint, RemovedCheckpoint))
 
 
 def _check_path(directory: pathlib.Path, writes: bool):

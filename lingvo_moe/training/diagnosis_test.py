@@ -14,8 +14,8 @@ from lingvo_moe import tree
 from lingvo_moe.engines.pjrt import Engine, Executable, Training
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.layers.base import matrix
+from lingvo_moe.program import DIAGNOSED
 from lingvo_moe.sharding.layout import DeviceMesh
-from lingvo_moe.steps import DIAGNOSED
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.testing import harness
 from lingvo_moe.training.diagnosis import Diagnosis, Finding

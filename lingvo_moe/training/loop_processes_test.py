@@ -23,6 +23,7 @@ from lingvo_moe.training import loop, weights_conversion
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.checkpoint_reader import Reader
 from lingvo_moe.utils import free_ports
+from lingvo_moe.utils.exit_status import PROCESS_LOST
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
@@ -117,7 +118,7 @@ def _kill_one(started: list[subprocess.Popen]) -> list[str]:
     started[1].send_signal(signal.SIGKILL)
     killed = time.monotonic()
     stderr = _await_stderr(started, None)
-    assert time.monotonic() - killed < watchdog.BOUND_SECONDS and started[0].returncode == watchdog.EXIT_STATUS, stderr
+    assert time.monotonic() - killed < watchdog.BOUND_SECONDS and started[0].returncode == PROCESS_LOST, stderr
     assert "process 1 of 2 is gone, so process 0 stops too; the same command resumes from the newest" in stderr[0]
     assert not any(words in stderr[0] for words in ("Traceback", "Gloo", "Check failure")), stderr
     return stderr

@@ -124,7 +124,7 @@ class Start:
     def _require_finite(self, theta: dict, checkpoint: pathlib.Path):
         """Raises UserError, in all processes, if one of them holds initial weights that are not finite."""
         remedy = "delete it to use the checkpoint before it, or pass another --initial_weights"
-        self.process_group.in_all(lambda: checkpoint_arrays.check_finite(theta, str(checkpoint), remedy))
+        self.process_group.run_in_all(lambda: checkpoint_arrays.check_finite(theta, str(checkpoint), remedy))
 
     def _check_values(self, weights: Mapping[str, Spec]):
         """Raises UserError unless each initial value is of a weight of the model, and has its shape."""

@@ -12,11 +12,10 @@ import time
 from collections.abc import Callable
 
 from lingvo_moe.distributed.watchdog import BOUND_SECONDS
-from lingvo_moe.distributed.watchdog import EXIT_STATUS as GONE_STATUS
 from lingvo_moe.errors import UserError
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.utils.counts import counted
-from lingvo_moe.utils.exit_status import INTERRUPTED
+from lingvo_moe.utils.exit_status import INTERRUPTED, PROCESS_LOST
 from tools.soak import checks, process, stacks
 from tools.soak.faults import CORRUPTIONS, KILL, Fault, draw
 from tools.soak.process import TrainingProcesses
@@ -214,9 +213,9 @@ def check_processes(training: TrainingProcesses, fault: Fault, first: int, secon
     resumed = _RESUMED.search(output)
     if resumed and int(resumed[1]) != first:
         problems.append(f"resumed from step {resumed[1]} instead of {first}")
-    own, others = (-signal.SIGKILL, GONE_STATUS) if fault.signal == KILL else (INTERRUPTED, INTERRUPTED)
+    own, others = (-signal.SIGKILL, PROCESS_LOST) if fault.signal == KILL else (INTERRUPTED, INTERRUPTED)
     if training.crashed_in_dump:
-        own, others = -signal.SIGSEGV, GONE_STATUS
+        own, others = -signal.SIGSEGV, PROCESS_LOST
     expected = [own if index == training.chosen(fault) else others for index in range(len(statuses))]
     # Before its handler is installed, SIGTERM ends a process as SIGKILL does.
     too_early = fault.signal != KILL and statuses[training.chosen(fault)] == -signal.SIGTERM and not training.step
