@@ -56,8 +56,8 @@ class Experiment:
       layout: the sharding of tensors over it: a registered layout, or `auto` for the one of the papers.
       platform: the platform that the programs are optimised for, `cpu`, `gpu` or `tpu`; empty for the one they run on.
       matmul_precision: of float32 operands, `default`, `highest` or `bfloat16`; see `ops.precision`.
-      windowed_einsum_mib: the least size of a tensor that XLA moves in slices during a product instead of gathering it,
-        on TPUs; -1 for the compiler's own choice. See `program.Program`.
+      windowed_einsum_mib: the smallest tensor, in MiB, for which XLA makes a windowed einsum instead of gathering
+        it, on TPUs; -1 for the compiler's own choice. See `program.Program`.
       decoding_batch: the number of sentences translated, or prompts continued, at a time.
       reread_below: texts with a confidence below are read once more, written otherwise, and the most confident
         translation is taken (`inference.lines.variants`); 0 for none.
@@ -160,7 +160,7 @@ class Experiment:
         ranges.check("", self, {"decoding_batch": COUNT, "reread_below": SHARE})
         if self.windowed_einsum_mib < COMPILER_DEFAULT:
             raise UserError(
-                f"windowed_einsum_mib is {self.windowed_einsum_mib}; expected a size in MiB, 0 for all products, or "
+                f"windowed_einsum_mib is {self.windowed_einsum_mib}; expected a size in MiB, 0 for all matmuls, or "
                 f"{COMPILER_DEFAULT} for the compiler's own choice."
             )
         self._check_sides()

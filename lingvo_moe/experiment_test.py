@@ -35,7 +35,7 @@ def data(tmp_path_factory) -> experiments.Data:
         (["decoding_batch=6"], 4, "decoding_batch is 6, which 4 devices"),
         (["reread_below=1.5"], 4, "reread_below is 1.5; expected at least 0 and at most 1"),
         (["matmul_precision=high"], 4, "use one of default, highest, bfloat16. Did you mean"),
-        (["windowed_einsum_mib=-2"], 4, "windowed_einsum_mib is -2; expected a size in MiB, 0 for all products, or -1"),
+        (["windowed_einsum_mib=-2"], 4, "windowed_einsum_mib is -2; expected a size in MiB, 0 for all matmuls, or -1"),
         (["model.num_experts=12"], 8, "model.num_experts is 12, which 8 devices"),
         (["model.num_groups=12"], 8, "model.num_groups is 12, which 8 devices"),
         (

@@ -50,8 +50,8 @@ class Steps:
     Attributes:
       model, optimizer, layout: what the programs compute, and its sharding.
       platform: the platform that the programs are optimised for, see `Context`; they run on every platform.
-      matmul_precision: of float32 operands of matrix products, see MATMUL_PRECISIONS.
-      windowed_einsum_mib: from which size on XLA multiplies in slices, see `Program`.
+      matmul_precision: of float32 operands of matmuls, see MATMUL_PRECISIONS.
+      windowed_einsum_mib: the smallest tensor, in MiB, for which XLA makes a windowed einsum, see `Program`.
       ema_decay: of the moving average of the weights, per step; 0 for none.
     """
 

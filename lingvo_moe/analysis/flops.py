@@ -1,6 +1,6 @@
 """The floating-point operations (FLOPs) of a model, for the utilisation: a step's FLOPs over the peak of the devices.
 
-Rematerialisation, empty expert capacity, dispatch and combine are not counted; the product with the router's weight is.
+Rematerialisation, empty expert capacity, dispatch and combine are not counted; the matmul with the router's weight is.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from lingvo_moe.models.segmentation import UNet
 from lingvo_moe.models.transformer import Transformer
 
 # A multiplication and an addition forward; the backward pass has as many for the inputs and for the weights.
-_FLOPS_PER_PRODUCT = 2 * 3
+_TRAINING_FLOPS_PER_MAC = 2 * 3
 
 
 def training_step(model: Transformer | UNet, batch: BatchConfig) -> float:
-    """Returns the FLOPs of a training step over all devices: products with weights, and the two products of attention.
+    """Returns the FLOPs of a training step over all devices: matmuls with weights, and the matmuls of attention.
 
     Each token goes through as many experts as its router selects. All positions of a row are counted, including padding
     and masked ones, as is usual in published utilisations.
     """
-    products = model.attention_products(batch.lengths)
+    macs = model.attention_macs(batch.lengths)
     for path, weight in tree.flatten(model.weights()).items():
         if weight.fan_in:
-            products += model.positions_of(path, batch.lengths) * weight.size * _active_fraction(model, path, weight)
-    return _FLOPS_PER_PRODUCT * batch.batch_size * products
+            macs += model.positions_of(path, batch.lengths) * weight.size * _active_fraction(model, path, weight)
+    return _TRAINING_FLOPS_PER_MAC * batch.batch_size * macs
 
 
 def _active_fraction(model: Transformer | UNet, path: str, weight: Weight) -> float:

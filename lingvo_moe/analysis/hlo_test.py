@@ -99,7 +99,7 @@ ENTRY %main (a: f32[4]) -> f32[4] {
 def test_instructions_in_loops_count_with_the_trip_count():
     """Also in loops that count down or run as often as another one; if data decides, once, in `unknown_loops`.
 
-    The loop of a product in slices counts by two in an element that is not the first: 1, 3, 5 and 7 are below 9. The
+    The loop of a windowed einsum counts by two in an element that is not the first: 1, 3, 5 and 7 are below 9. The
     instructions inside a fusion are in the fusion's own estimate.
     """
     module = Module(_TEXT, 32)

@@ -91,7 +91,7 @@ class StepFunctions(Protocol):
 
     @property
     def windowed_einsum_mib(self) -> int:
-        """The size in MiB from which on XLA multiplies in slices, see `program.Program`."""
+        """The smallest tensor, in MiB, for which XLA makes a windowed einsum, see `program.Program`."""
         ...
 
     def state_specs(self) -> dict:

@@ -33,7 +33,7 @@ _SCHEDULE_OPTIONS = {"xla_dump_latency_hiding_schedule": True, "xla_dump_hlo_mod
 _OWN_OPTIONS = ("xla_gpu_disable_gpuasm_optimizations=true",)
 # Of the compiler's error where it finds neither ptxas nor a driver.
 _NO_ASSEMBLER = "No PTX compilation provider is available"
-# Of its error where a product, with what it is fused with, fits none of its own kernels. On a GPU it would try others.
+# Of its error where a matmul, with what it is fused with, fits none of its own kernels. On a GPU it would try others.
 _NO_TILES = "Couldn't find output tile sizes"
 # What the CUDA context, NCCL and the libraries' workspaces take of a card's memory. An assumption, not a measurement.
 _RESERVED = 0.05
@@ -240,15 +240,15 @@ def _compile(program: Program, mesh: Mesh, options: Mapping[str, str | bool]) ->
     """Compiles by XLA's CUDA compiler.
 
     Raises:
-      UserError: it finds no assembler, or cannot divide a product into tiles.
+      UserError: it finds no assembler, or cannot divide a matmul into tiles.
     """
     try:
         return compilation.compile_program(program, mesh, options)
     except jax.errors.JaxRuntimeError as error:
         if _NO_TILES in str(error):
             raise UserError(
-                "XLA's CUDA compiler cannot divide a product of this program into tiles of its own (Triton) kernels. "
-                "Use cuBLAS for the products: --compiler_option=xla_gpu_enable_triton_gemm=false."
+                "XLA's CUDA compiler cannot divide a matmul of this program into tiles of its own (Triton) kernels. "
+                "Use cuBLAS for the matmuls: --compiler_option=xla_gpu_enable_triton_gemm=false."
             ) from error
         if _NO_ASSEMBLER not in str(error):
             raise

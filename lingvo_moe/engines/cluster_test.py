@@ -55,10 +55,10 @@ def _without_ids(compiled) -> tuple[str, str, str]:
     return compiled.hlo(), str(compiled.memory()), re.sub(r"\bid: \d+", "", compiled.schedule)
 
 
-def test_products_in_slices_by_xla_are_refused():
+def test_windowed_einsums_by_xla_are_refused():
     """Its option for GPUs changes nothing."""
     program = dataclasses.replace(_product(512, 8), windowed_einsum_mib=0)
-    with pytest.raises(UserError, match="windowed_einsum_mib=0: XLA multiplies in slices for TPUs alone"):
+    with pytest.raises(UserError, match="windowed_einsum_mib=0: XLA supports windowed einsums only on TPUs"):
         Cluster.of("h100:1x8").load(program)
 
 

@@ -21,8 +21,8 @@ from lingvo_moe.utils import processor
 from lingvo_moe.utils.hashes import sha256
 
 _SHARDING_CALLS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
-# libtpu's option for products in slices. On TPU v2 and v3, CollectivePermutes are synchronous without the second one,
-# so that no slice would arrive during a product.
+# libtpu's option for windowed einsums. On TPU v2 and v3, CollectivePermutes are synchronous without the second one, so
+# that no slice would arrive during a matmul.
 _WINDOWED_EINSUM = "xla_jf_spmd_threshold_for_windowed_einsum_mib"
 _ASYNCHRONOUS_PERMUTES = {"xla_enable_async_collective_permute": "true"}
 
@@ -53,8 +53,8 @@ def compile_program(
       options: of the platform's compiler.
 
     Raises:
-      UserError: a mesh axis does not divide a dimension that it shards, or the program asks for products in slices,
-        which the platform's compiler does not make.
+      UserError: a mesh axis does not divide a dimension that it shards, or the program sets `windowed_einsum_mib`,
+        which only the TPU compiler supports.
     """
     _check_divisible(program, mesh)
     windowed = _windowed_einsum_options(program, mesh.devices.flat[0].platform)
@@ -72,8 +72,8 @@ def _windowed_einsum_options(program: Program, platform: str) -> dict[str, str]:
     if platform != "tpu":
         # XLA has options for GPUs, which change nothing in jaxlib 0.10.2 (docs/operators.md), and none for CPUs.
         raise UserError(
-            f"program {program.name} has windowed_einsum_mib={program.windowed_einsum_mib}: XLA multiplies in slices "
-            f"for TPUs alone, and this is a {platform}. Use --set windowed_einsum_mib={COMPILER_DEFAULT}."
+            f"program {program.name} has windowed_einsum_mib={program.windowed_einsum_mib}: XLA supports windowed "
+            f"einsums only on TPUs, and this is a {platform}. Use --set windowed_einsum_mib={COMPILER_DEFAULT}."
         )
     return {_WINDOWED_EINSUM: str(program.windowed_einsum_mib), **_ASYNCHRONOUS_PERMUTES}
 

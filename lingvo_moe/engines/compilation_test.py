@@ -49,10 +49,10 @@ def test_each_number_of_cores_has_its_own_executables(monkeypatch, tmp_path):
     assert directories[0] != directories[1] == directories[2]
 
 
-def test_products_in_slices_by_xla_are_refused_where_it_does_not_make_them():
+def test_windowed_einsums_by_xla_are_refused_where_it_does_not_make_them():
     """Not compiled as if nothing had been asked for."""
     program = _same(rows=8)
-    with pytest.raises(UserError, match="test has windowed_einsum_mib=0: .*for TPUs alone, and this is a cpu.*mib=-1"):
+    with pytest.raises(UserError, match="test has windowed_einsum_mib=0: .*only on TPUs, and this is a cpu.*mib=-1"):
         harness.engine(GRID).load(dataclasses.replace(program, windowed_einsum_mib=0))
 
 

@@ -438,7 +438,7 @@ def test_a_mesh_of_another_size_is_refused():
         Training(tpu_strategy_graph.stand_in(CHIPS), one_layer("4"), ONE_LAYER_BATCH)
 
 
-def test_products_in_slices_by_xla_are_refused():
+def test_windowed_einsums_by_xla_are_refused():
     """TensorFlow compiles without options of a program."""
     steps = dataclasses.replace(one_layer("8"), windowed_einsum_mib=0)
     with pytest.raises(UserError, match="cannot compile with windowed_einsum_mib=0; use --engine=pjrt"):

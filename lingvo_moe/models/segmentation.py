@@ -142,8 +142,8 @@ class UNet(Layer):
         del field
         return []
 
-    def attention_products(self, lengths: dict[str, int]) -> float:
-        """Returns the multiplications of attention in a row, for `analysis.flops`; there is no attention."""
+    def attention_macs(self, lengths: dict[str, int]) -> float:
+        """See `Transformer`; there is no attention."""
         del lengths
         return 0.0
 

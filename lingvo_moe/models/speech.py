@@ -102,8 +102,8 @@ class SpeechRecognition(Transformer):
         pixels = {"subsampling/first": self.num_bins, "subsampling/second": self.num_bins / SUBSAMPLING}
         return outputs * pixels.get(path, 1.0)
 
-    def attention_products(self, lengths: dict[str, int]) -> float:
-        """See `Transformer`; logits by distance are a third product beside those with keys and values."""
+    def attention_macs(self, lengths: dict[str, int]) -> float:
+        """See `Transformer`; logits by distance are a third matmul beside those with keys and values."""
         return self.num_layers * 3 * (lengths["source"] // SUBSAMPLING) ** 2 * self.num_heads * self.head_dim
 
     def _classify(self, theta: dict, source: dict, context: Context) -> tuple[tf.Tensor, tf.Tensor, dict]:

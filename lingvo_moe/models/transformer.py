@@ -236,11 +236,10 @@ class Transformer(Layer):
         is_source = "source" in lengths and (path.startswith("encoder/") or of_memory)
         return lengths["source" if is_source else "target"]
 
-    def attention_products(self, lengths: dict[str, int]) -> float:
-        """Returns how many multiplications all attention takes for a row without those with weights, as `positions_of`.
+    def attention_macs(self, lengths: dict[str, int]) -> float:
+        """Multiply-accumulates of the attention matmuls (logits and weighted sum of values) for one row of the batch.
 
-        Logits and means are two products of queries and keys, for each element of a head. This is for a decoder alone;
-        other models override it.
+        This is for a decoder alone; other models override it.
         """
         return self.num_layers * 2 * lengths["target"] ** 2 * self.num_heads * self.head_dim
 

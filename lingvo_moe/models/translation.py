@@ -70,7 +70,7 @@ class Translation(Transformer):
             return super().stack_layers
         return {"encoder": self.num_encoder_layers, "decoder": self.num_layers - self.num_encoder_layers}
 
-    def attention_products(self, lengths: dict[str, int]) -> float:
+    def attention_macs(self, lengths: dict[str, int]) -> float:
         """See `Transformer`; the decoder attends to both sides."""
         source, target, layers = lengths["source"], lengths["target"], self.stack_layers
         pairs = layers["encoder"] * source**2 + layers["decoder"] * target * (target + source)

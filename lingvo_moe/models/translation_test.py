@@ -247,7 +247,7 @@ def test_an_encoder_may_be_deeper_than_the_decoder():
         "decoder/layer_1/feed_forward/wo": 1,
     }
     pairs = 6 * 10 * 10 + 2 * (7 * 7 + 7 * 10)
-    assert model.attention_products({"source": 10, "target": 7}) == pairs * 2 * model.num_heads * model.head_dim
+    assert model.attention_macs({"source": 10, "target": 7}) == pairs * 2 * model.num_heads * model.head_dim
 
 
 def test_ids_under_padding_do_not_change_the_loss():

@@ -1,1 +1,1 @@
-"""Tensor functions below the layers: per-platform forms of products, dispatch, random numbers."""
+"""Per-platform implementations of matmuls, attention, dispatch and random numbers."""

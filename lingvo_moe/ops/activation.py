@@ -16,7 +16,7 @@ def relu(inputs: tf.Tensor, logical_axes: str, context: Context) -> tf.Tensor:
     TensorFlow's gradient compares the result with 0. XLA simplifies that to a comparison of the inputs with 0, and so
     keeps both until the backward pass, the largest tensors of a feed-forward layer. For a GPU, the gradient tests that
     the result is not 0, which XLA does not simplify. It keeps the result alone, and cuBLAS applies the ReLU in the
-    product before it.
+    matmul before it.
 
     Args:
       inputs: any tensor.

@@ -1,7 +1,7 @@
-"""Attention's two products, in the form that is fastest on the platform, and the softmax between them.
+"""The two matmuls of attention, in the fastest form for the platform, and the softmax between them.
 
-The plain form of a product is one einsum. A CPU is slow at the product of one row and a matrix, so for a single query
-over a cache, as in each decoding step, both products are elementwise multiplications and sums, in float32. Where a
+The plain form of a matmul is one einsum. A CPU is slow at the matmul of one row and a matrix, so for a single query
+over a cache, as in each decoding step, both matmuls are elementwise multiplications and sums, in float32. Where a
 cache has more positions than are written, a CPU reads the smallest part of it that holds these. A TPU reads the cache
 before the new positions are written, and these positions beside it.
 """
@@ -15,7 +15,7 @@ from lingvo_moe.ops.context import Context
 from lingvo_moe.ops.fusion import optimization_barrier
 from lingvo_moe.ops.gradients import named_gradient
 
-# Logical axes of the keys and values of a cache, which decoding reads at every step: as the two products read them, so
+# Logical axes of the keys and values of a cache, which decoding reads at every step: as the two matmuls read them, so
 # that they are transposed once.
 CACHED_AXES = ("BNDL", "BNLD")
 _MASKED = -1e9
@@ -23,7 +23,7 @@ _PARTS = (4, 2)  # the parts of a cache that are read alone: a quarter, a half
 
 
 def attention_logits(queries: tf.Tensor, keys: tf.Tensor, key_axes: str, context: Context) -> tf.Tensor:
-    """Products of queries `[B, T, N, D]` and keys, with the logical axes `key_axes`: `[B, N, T, L]`.
+    """Matmul of queries `[B, T, N, D]` and keys, with the logical axes `key_axes`: `[B, N, T, L]`.
 
     Of the dtype of the factors, except for one query on a CPU, whose logits are float32. In bfloat16, a logit has eight
     significant bits.
@@ -47,7 +47,7 @@ def attention_mean(
     A query that sees no key gets the mean of all values. The softmax is computed in float32. The means are named
     `hidden` for the checkpoint policy.
 
-    On a GPU, memory bounds the time between the products, so the gradient reads and writes less there. As in
+    On a GPU, memory bounds the time between the matmuls, so the gradient reads and writes less there. As in
     FlashAttention (Dao et al. 2022, section B.2), the sum over keys of probabilities and their gradients is the product
     of the mean and its gradient, a sum over D. And the probabilities are kept as they are multiplied: in bfloat16,
     where TensorFlow's gradient, and XLA's without the barrier, read them in float32.
@@ -118,7 +118,7 @@ def reads_written_cache(context: Context) -> bool:
     """Returns whether attention reads new positions from the cache, to which they are written first.
 
     A TPU reads a layer's part of a stacked cache in place only if that is written afterwards; otherwise it copies the
-    part. On a CPU or GPU, one product over the cache takes less time than two.
+    part. On a CPU or GPU, one matmul over the cache takes less time than two.
     """
     return context.platform in ("cpu", "gpu")
 

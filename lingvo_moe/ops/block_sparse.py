@@ -5,8 +5,8 @@ each expert are contiguous and padded to whole blocks, and a loop computes the b
 Gale et al. 2022, arXiv 2211.15841). Their number is known only at run time, so the loop has no gradient and cannot be
 sharded over experts.
 
-XLA's CPU kernel rearranges the second factor of a product before it multiplies. With few rows, that of an expert's
-weights takes longer than the product. So a search transposes the weights once, and multiplies them by transposed rows.
+XLA's CPU kernel rearranges the second factor of a matmul before it multiplies. With few rows, that of an expert's
+weights takes longer than the matmul. So a search transposes the weights once, and multiplies them by transposed rows.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def block_size(num_choices: int, num_experts: int, prepared: bool = False) -> in
     """A power of two: too few rows waste a read of the weights, too many are mostly empty.
 
     About half of an expert's average number of rows. With weights of `prepare_experts`, about that number: a block of
-    16 rows takes little longer than one of 8; beyond 32 rows, other products are as fast.
+    16 rows takes little longer than one of 8; beyond 32 rows, other matmuls are as fast.
     """
     bits = max(num_choices // num_experts, 1).bit_length()
     if prepared:

@@ -2,7 +2,7 @@
 
 A group has buffer positions for many tokens at every expert, and in a step of decoding it has few tokens. After the
 AllToAll an expert has the positions of all groups, of which few are used. A loop compacts the used ones, a fixed number
-of rows per pass, by one-hot products (as `dispatch.Einsum`). Every pass computes these rows, and the results replace
+of rows per pass, by one-hot matmuls (as `dispatch.Einsum`). Every pass computes these rows, and the results replace
 them in their positions. The number of passes is known only at run time, so the loop has no gradient. No token is
 dropped: if the fullest expert has more rows than a pass, all experts make another pass.
 
@@ -42,7 +42,7 @@ def rows_of_a_pass(tokens_per_expert: float, positions: int, hidden_dim: int, co
     if context.platform != "cpu" and positions < _FEWEST_POSITIONS:
         return None
     rows = _MULTIPLE * math.ceil(2 * tokens_per_expert / _MULTIPLE)
-    # R rows take 2 R M H multiplications in the experts' networks and 2 R M P in the one-hot products, instead of
+    # R rows take 2 R M H multiplications in the experts' networks and 2 R M P in the one-hot matmuls, instead of
     # 2 P M H.
     return rows if rows / positions + rows / hidden_dim <= _LARGEST_COST else None
 

@@ -3,7 +3,7 @@
 A group has E * C buffer positions, C of each expert, and each of its S tokens has K choices (see `ops.routing`). Two
 ways carry the same rows:
 
-  einsum  products with a one-hot tensor `[G, S, E, C]`: what matrix units do best, and what XLA partitions by itself.
+  einsum  matmuls with a one-hot tensor `[G, S, E, C]`: what matrix units do best, and what XLA partitions by itself.
   gather  rows are taken by index; no tensor is larger than G * max(S * K, E * C) rows. XLA cannot know that no row
           leaves its group, so each device takes rows from its own groups in manual mode (GShard section 3.2).
 
@@ -24,7 +24,7 @@ from lingvo_moe.sharding.layout import Layout
 
 
 class Einsum:
-    """Dispatch by one-hot products; see the module's docstring."""
+    """Dispatch by one-hot matmuls; see the module's docstring."""
 
     def __init__(self, routing: Routing, num_experts: int, capacity: int, context: Context):
         self._context = context
@@ -96,7 +96,7 @@ class Gather:
         def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             taken = tf.cast(self._take(upstream, self._choices // self._num_choices), tf.float32)
             of_rows = tf.cast(taken * self._of_positions(weights)[..., None], rows.dtype)
-            # XLA's CPU compiler makes a product of this: a tenth of the time of a sum of products.
+            # XLA's CPU compiler makes a matmul of this: a tenth of the time of a sum of products.
             of_weights = tf.einsum("GSKM,GSM->GSK", by_token, tf.cast(upstream, tf.float32))
             return of_rows, of_weights
 
@@ -132,7 +132,7 @@ class Gather:
 # The values of `model.dispatch` beside AUTO.
 DISPATCHES = {"einsum": Einsum, "gather": Gather}
 AUTO = "auto"
-# Tokens of a group: below this number, a CPU's products with a one-hot tensor take less time than looking up rows.
+# Tokens of a group: below this number, a CPU's matmuls with a one-hot tensor take less time than looking up rows.
 _GATHER_FROM = 128
 
 
@@ -145,7 +145,7 @@ def check_dispatch(name: str):
 def choose(name: str, tokens: tf.Tensor, context: Context) -> Callable[..., Einsum | Gather]:
     """The dispatch of that name for groups of `tokens [G, S, M]`.
 
-    AUTO is gather for large groups on a CPU, for which most of a one-hot product is zeros, wherever devices divide the
+    AUTO is gather for large groups on a CPU, for which most of a one-hot matmul is zeros, wherever devices divide the
     groups and M; otherwise einsum, which matrix units do nearly for nothing, and which pipeline stages can vectorise.
     """
     if name != AUTO:

@@ -1,10 +1,10 @@
-"""The precision of matrix products of float32 operands.
+"""The precision of matmuls of float32 operands.
 
 Matrix units multiply bfloat16 (TPU) or TF32 (GPU). By default XLA rounds float32 operands to these, and what is sent to
 be multiplied, such as an AllToAll of tokens, may already be rounded. CPUs multiply float32 by default and with
 `highest`. With `bfloat16`, a CPU that multiplies bfloat16 faster (AMX, or AMD's AVX512-BF16) rounds the operands of
 projections and experts; sums are float32 (`ops.products`). Operands in bfloat16 are not affected, and the routers'
-products are always exact (`ops.projection.project_in_float32`).
+matmuls are always exact (`ops.projection.project_in_float32`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.lazy import tf
 
 DEFAULT, HIGHEST, BFLOAT16 = "default", "highest", "bfloat16"
-# `default`: one product of operands that matrix units round. `highest`: as exact as float32, in six products on a TPU.
+# `default`: one matmul of operands that matrix units round. `highest`: as exact as float32, in six matmuls on a TPU.
 # `bfloat16`: operands may be rounded to bfloat16 on any platform; TPUs and GPUs do what they do by default.
 MATMUL_PRECISIONS = (DEFAULT, HIGHEST, BFLOAT16)
 

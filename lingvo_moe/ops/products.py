@@ -1,7 +1,7 @@
-"""Products of matrices for a CPU, where XLA's compiler has kernels of different speeds.
+"""Matmuls on a CPU, where XLA's compiler has kernels of different speeds.
 
-It gives a product to a library (YNNPACK) unless the first factor is transposed, as in the gradient of a weight. Such a
-product takes a slower kernel: half as fast, where the second factor has 1024 columns. So the first factor is transposed
+It gives a matmul to a library (YNNPACK) unless the first factor is transposed, as in the gradient of a weight. Such a
+matmul takes a slower kernel: half as fast, where the second factor has 1024 columns. So the first factor is transposed
 in memory, except one that is wider than the second, for which this gains nothing.
 
 With `matmul_precision=bfloat16`, on a CPU that has instructions for it, operands are rounded to bfloat16 and sums are
@@ -64,9 +64,9 @@ def _by_weights(rows: tf.Tensor, upstream: tf.Tensor, context: Context, transpos
 
 
 def _multiply(left: tf.Tensor, right: tf.Tensor, transpose_a: bool = False, transpose_b: bool = False) -> tf.Tensor:
-    """The product of float32 or bfloat16 tensors, in float32."""
+    """The matmul of float32 or bfloat16 tensors, in float32."""
     if left.dtype == tf.float32:
         return tf.matmul(left, right, transpose_a=transpose_a, transpose_b=transpose_b)
-    if tf.executing_eagerly():  # TensorFlow's own kernels have no such product; those of float32 are as exact
+    if tf.executing_eagerly():  # TensorFlow's own kernels have no such matmul; those of float32 are as exact
         return _multiply(tf.cast(left, tf.float32), tf.cast(right, tf.float32), transpose_a, transpose_b)
     return tf.matmul(left, right, transpose_a=transpose_a, transpose_b=transpose_b, output_type=tf.float32)

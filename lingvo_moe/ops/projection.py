@@ -1,12 +1,12 @@
-"""Products of activations and weights, in the form that is fastest on the platform.
+"""Matmuls of activations and weights, in the fastest form for the platform.
 
-The plain form is one einsum: a TPU lays out dimensions as it likes, and a reshape costs it. For a CPU each product is
-one or a batch of products of two matrices, and so is its gradient by the weight. The gradient of the einsum contracts
+The plain form is one einsum: a TPU lays out dimensions as it likes, and a reshape costs it. For a CPU each one is
+a matmul of two matrices or a batch of them, and so is its gradient by the weight. The gradient of the einsum contracts
 over all leading dimensions of the inputs, for which XLA's CPU compiler transposes both factors in memory and takes a
 kernel half as fast.
 
-XLA's CPU kernel rearranges the second factor of a product before it multiplies. With few rows, as in a step of
-decoding, that of a large weight takes as long as the product. So a search transposes such weights once
+XLA's CPU kernel rearranges the second factor of a matmul before it multiplies. With few rows, as in a step of
+decoding, that of a large weight takes as long as the matmul. So a search transposes such weights once
 (`prepare_weight`), and multiplies them by transposed rows.
 """
 
@@ -81,7 +81,7 @@ def project(
 
 
 def _multiply_transposed(inputs: tf.Tensor, weight: tf.Tensor, contracted: int) -> tf.Tensor:
-    """The products of `project` with a weight `[*O, *K]`."""
+    """The matmul of `project` with a weight `[*O, *K]`."""
     outputs = weight.shape[: weight.shape.rank - contracted]
     rows = tf.reshape(inputs, (-1, math.prod(weight.shape[weight.shape.rank - contracted :])))
     products = transpose(tf.matmul(tf.reshape(weight, (-1, rows.shape[-1])), rows, transpose_b=True))
@@ -89,7 +89,7 @@ def _multiply_transposed(inputs: tf.Tensor, weight: tf.Tensor, contracted: int) 
 
 
 def _multiply(inputs: tf.Tensor, weight: tf.Tensor, context: Context, contracted: int) -> tf.Tensor:
-    """The products of `project`."""
+    """The matmul of `project`."""
     leading = inputs.shape.rank - contracted
     if context.platform != "cpu":
         batch, fan_in, outputs = "ABC"[:leading], "KL"[:contracted], "OP"[: weight.shape.rank - contracted]
@@ -125,7 +125,7 @@ def project_in_float32(inputs: tf.Tensor, weight: tf.Tensor, context: Context) -
     A TPU otherwise multiplies float32 in one pass of bfloat16, which rounds the logits of a router to three digits.
     """
     exact = dataclasses.replace(context, dtype="float32", matmul_precision=HIGHEST)
-    # Outside of XLA, TensorFlow's own products are float32 already, and it has no product of a stated precision.
+    # Outside of XLA, TensorFlow's own matmuls are float32 already, and it has no matmul of a stated precision.
     if context.platform == "cpu" or tf.executing_eagerly():
         return project(inputs, weight, exact)
 
@@ -139,7 +139,7 @@ def project_in_float32(inputs: tf.Tensor, weight: tf.Tensor, context: Context) -
 
 
 def _dot(left: tf.Tensor, right: tf.Tensor, contracted: tuple[int, ...], by: tuple[int, ...]) -> tf.Tensor:
-    """The product over these dimensions of each, with the precision of float32; only in compiled programs."""
+    """The matmul over these dimensions of each, with the precision of float32; only in compiled programs."""
     from tensorflow.compiler.tf2xla.python import xla
     from tensorflow.compiler.xla import xla_data_pb2
 
@@ -158,7 +158,7 @@ def project_by_expert(
 
 
 def _multiply_by_expert(inputs: tf.Tensor, weights: tf.Tensor, context: Context) -> tf.Tensor:
-    """The products of `project_by_expert`."""
+    """The matmuls of `project_by_expert`."""
     if context.platform != "cpu":
         return tf.einsum("EGCK,EKO->EGCO", inputs, weights)
     experts, groups, capacity, fan_in = inputs.shape

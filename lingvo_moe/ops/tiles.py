@@ -10,7 +10,7 @@ _SIDE = 8  # of a tile
 
 
 def transpose(tensor: tf.Tensor, devices: int = 1) -> tf.Tensor:
-    """`[..., A, B]` to `[..., B, A]`, tile by tile: XLA would fuse a plain transposition into the product after it.
+    """`[..., A, B]` to `[..., B, A]`, tile by tile: XLA would fuse a plain transposition into the matmul after it.
 
     Each dimension may be sharded over up to `devices` devices: a tile never lies on two.
     """

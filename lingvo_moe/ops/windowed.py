@@ -1,12 +1,13 @@
-"""Products in slices: two tensors, sharded along different dimensions by one mesh axis, multiplied without gathering.
+"""Windowed einsum (collective matmul): multiplies tensors that a mesh axis shards differently, without an AllGather.
 
-GShard section 3.3.2, "slicing in a loop" (figure 4c), after Cannon's algorithm. The partitioner would gather one of the
-tensors on every device. Here that tensor moves around the ring of the mesh axis's devices, one
-slice at a time: a device multiplies by the slice that it has while the next one arrives by CollectivePermute. So a
-device holds two slices, O(1/D) of the tensor, and D - 1 CollectivePermutes carry what one AllGather does.
+The mesh axis shards the two tensors along different dimensions. GShard section 3.3.2, "slicing in a loop" (figure 4c),
+after Cannon's algorithm. The partitioner would gather one of the tensors on every device. Here that tensor moves around
+the ring of the mesh axis's devices, one slice at a time: a device multiplies by the slice that it has while the next
+one arrives by CollectivePermute. So a device holds two slices, O(1/D) of the tensor, and D - 1 CollectivePermutes carry
+what one AllGather does.
 
-The devices are a dimension of their own, U, as in `sharding.partial`. The gradients are products in slices, too: that
-of the tensor that moves is a sum that moves. docs/operators.md compares this form with the one that XLA makes for TPUs
+The devices are a dimension of their own, U, as in `sharding.partial`. The gradients are windowed einsums, too: that of
+the tensor that moves is a sum that moves. docs/operators.md compares this form with the one that XLA makes for TPUs
 itself (`windowed_einsum_mib`).
 """
 

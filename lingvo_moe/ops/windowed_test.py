@@ -1,4 +1,4 @@
-"""Products in slices have the values and gradients of plain ones, gather nothing, need less memory, refuse misuse."""
+"""Windowed einsums have the values and gradients of plain ones, gather nothing, need less memory, refuse misuse."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def factors_of(case: Case, sizes: dict[str, int] | None = None) -> dict[str, np.
 
 
 def compile_form(form: str, case: Case, layout: Layout, inputs: dict, gradients: bool) -> pjrt.Executable:
-    """The product in slices, or as the partitioner makes it; alone, or with its gradients."""
+    """The windowed einsum, or the product as the partitioner makes it; alone, or with its gradients."""
     axes = case.axes
 
     def function(i: dict) -> dict:
@@ -144,7 +144,7 @@ LARGE = {"right": {"B": 64, "M": 256, "H": 1024}, "left": {"B": 1024, "M": 256, 
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("name", list(CASES)[:4])
 def test_less_memory_than_gathering(name, gradients):
-    """The gathered form has all of the factor, of 1 MiB, on each device; a product in slices has two slices.
+    """The gathered form has all of the factor, of 1 MiB, on each device; a windowed einsum has two slices.
 
     Beside them there are a step's product and, for the gradients, the result, its gradient and the sums that move.
     """

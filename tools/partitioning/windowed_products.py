@@ -1,4 +1,4 @@
-"""Compares products in slices with gathered ones, where one mesh axis shards the factors along different dimensions.
+"""Compares windowed einsums with gathered ones, where one mesh axis shards the factors along different dimensions.
 
     python -m tools.partitioning.windowed_products [--products=NAME,...] [--gradients]
 

@@ -1,4 +1,4 @@
-"""Protects the comparison of products in slices with gathered ones: communication, memory and overlap."""
+"""Protects the comparison of windowed einsums with gathered ones: communication, memory and overlap."""
 
 from __future__ import annotations
 
