@@ -14,7 +14,7 @@ from absl import flags
 from lingvo_moe import experiment, extensions, overrides, registry
 from lingvo_moe.cli import command_flags
 from lingvo_moe.cli.command_flags import CommandConfig
-from lingvo_moe.cli.run_config import CorpusConfig, ExportConfig, RunConfig, TrainConfig
+from lingvo_moe.cli.run_config import CorpusConfig, DiagnoseConfig, ExportConfig, RunConfig, TrainConfig
 from lingvo_moe.errors import UserError
 from lingvo_moe.training import hyperparameters
 from lingvo_moe.utils.counts import counted
@@ -46,7 +46,8 @@ def by_default(config: Config) -> Config:
     the optimizer and the schedule.
 
     Raises:
-      UserError: the file in the log directory cannot be used, or a flag is wrong.
+      UserError: the file in the log directory cannot be used, or names a directory that is gone and that the command
+        would read; or a flag is wrong.
     """
     if not isinstance(config, (RunConfig, ExportConfig)) or not config.logdir:
         return config
@@ -73,7 +74,7 @@ def by_default(config: Config) -> Config:
         )
         return config
     name, own = found.resolve(str(file))
-    own = _of_this_machine(config, own)
+    own = _of_this_machine(config, own, file)
     count = len([each for each in own if _path(each) not in hyperparameters.DIRECTORIES])
     if count or not config.model:
         changed = f", with {counted(count, 'hyperparameter')} of its own" if count else ""
@@ -94,20 +95,35 @@ def _of_model(found: hyperparameters.Recorded | None) -> hyperparameters.Recorde
     )
 
 
-def _of_this_machine(config: RunConfig | ExportConfig, assignments: Sequence[str]) -> tuple[str, ...]:
-    """Returns the assignments without directories that are gone; warns of one that the command would read."""
+def _of_this_machine(
+    config: RunConfig | ExportConfig, assignments: Sequence[str], file: pathlib.Path
+) -> tuple[str, ...]:
+    """Returns the assignments without directories that are gone.
+
+    Raises:
+      UserError: the command would read one of them, and no flag names another. The registered model's own is no
+        substitute: results would be those of other texts.
+    """
     kept = []
     for each in assignments:
         path, _, directory = each.partition("=")
         if path in hyperparameters.DIRECTORIES and directory and not os.path.isdir(directory):
-            is_read = isinstance(config, RunConfig if path == "tokenizers" else CorpusConfig)
-            if is_read and not getattr(config, path, None) and overrides.assigned(config.assignments, path) is None:
-                _logger.warning(
-                    "%s: the %s of the training, %s, are gone; pass --%s.", config.logdir, path, directory, path
+            named = getattr(config, path, None) or overrides.assigned(config.assignments, path)
+            if named is None and _reads(config, path):
+                verb = "is" if path == "corpus" else "are"
+                raise UserError(
+                    f"{file}: the {path} of the training, {directory}, {verb} gone; pass --{path}=DIRECTORY."
                 )
         else:
             kept.append(each)
     return tuple(kept)
+
+
+def _reads(config: RunConfig | ExportConfig, path: str) -> bool:
+    """Whether a command reads the corpus or the tokenizers; `diagnose` finds both in the batch that it is given."""
+    if isinstance(config, DiagnoseConfig) and config.batch:
+        return False
+    return isinstance(config, RunConfig if path == "tokenizers" else CorpusConfig)
 
 
 def _warn_of_changes(file: pathlib.Path, name: str, recorded: Sequence[str], assignments: Sequence[str]):

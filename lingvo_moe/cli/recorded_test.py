@@ -123,18 +123,32 @@ def test_a_wrong_flag_is_reported(logdir):
         recorded.by_default(_config(f"--logdir={logdir}", "--set=roter=top2"))
 
 
-def test_a_directory_that_is_gone_is_left_out(tmp_path, caplog):
-    """The model's own stands for it, or the flag; nobody has to repair the file. `translate` reads no corpus."""
+@pytest.mark.parametrize(
+    "kind, flags, missing",
+    [
+        (run_config.TranslateConfig, (), "tokenizers"),
+        (run_config.TranslateConfig, ("--tokenizers=own",), None),
+        (run_config.TranslateConfig, ("--set=tokenizers=own",), None),
+        (run_config.EvalConfig, (), "corpus"),
+        (run_config.EvalConfig, ("--corpus=own",), "tokenizers"),
+        (run_config.EvalConfig, ("--set=corpus=own", "--tokenizers=own"), None),
+        (run_config.TrainConfig, (), "corpus"),
+        (run_config.DiagnoseConfig, (), "corpus"),
+        (run_config.DiagnoseConfig, ("--batch=log/replay/7.npz",), None),
+    ],
+)
+def test_a_directory_that_is_gone_is_an_error_where_it_is_read(tmp_path, kind, flags, missing):
+    """The scores of another corpus, the registered model's, would look like those of the training's."""
     _save(tmp_path, f"corpus={tmp_path}/gone", f"tokenizers={tmp_path}/gone")
-    found = recorded.by_default(_config(f"--logdir={tmp_path}"))
-    assert isinstance(found, run_config.ModelConfig) and found.assignments == ()
-    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
-        f"{tmp_path}: the tokenizers of the training, {tmp_path}/gone, are gone; pass --tokenizers."
-    ]
-    caplog.clear()
-    for flag in ("--tokenizers=own", "--set=tokenizers=own"):
-        recorded.by_default(_config(f"--logdir={tmp_path}", flag))
-    assert not [record for record in caplog.records if record.levelno == logging.WARNING]
+    config = _config(f"--logdir={tmp_path}", *flags, kind=kind)
+    if missing is None:
+        found = recorded.by_default(config)
+        assert not [each for each in found.assignments if each.endswith("/gone")]
+        return
+    verb = "is" if missing == "corpus" else "are"
+    message = f"hyperparameters.json: the {missing} of the training, {tmp_path}/gone, {verb} gone; pass --{missing}="
+    with pytest.raises(UserError, match=message):
+        recorded.by_default(config)
 
 
 def test_directories_are_no_changed_hyperparameters(tmp_path, caplog):
