@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import math
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -69,6 +70,18 @@ class Program:
     donated: tuple[str, ...]
     module: bytes = dataclasses.field(repr=False)
     windowed_einsum_mib: int = COMPILER_DEFAULT
+
+    def check_divisible(self):
+        """Raises UserError where a mesh axis does not divide a dimension that it shards: no engine could run it."""
+        for argument in (*self.inputs, *self.outputs):
+            for size, axis in zip(argument.shape, argument.dims_mapping):
+                devices = self.mesh.shape[axis] if axis >= 0 else 1
+                if size % devices:
+                    raise UserError(
+                        f"program {self.name}: {argument.path} {list(argument.shape)} has a dimension of {size}, which "
+                        f"mesh axis {self.mesh.axis_names[axis]} of {devices} devices does not divide. Use a number of "
+                        f"devices that divides it (for instance {math.gcd(size, devices)}), or change the size."
+                    )
 
     def save(self, path: str):
         """Writes the bundle, a zip file of `program.json` and `module.bin`, and replaces `path` atomically."""

@@ -32,6 +32,7 @@ def export(config: ExportConfig):
         "transcribe": lambda: steps.transcribe(specs["source"]),
         "segment": lambda: steps.segment(specs["source"]),
     }[config.program]()
+    program.check_divisible()
     program.save(config.output)
     devices, size = counts.counted(experiment.mesh.size, "device"), counts.file_size(os.path.getsize(config.output))
     _logger.info("%s: %s of %s for %s, %s", config.output, program.name, name, devices, size)

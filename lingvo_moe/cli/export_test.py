@@ -43,6 +43,15 @@ def test_models_without_beam_search_export_their_inference(tmp_path, model, sett
     assert (output.path, output.shape) == ("classes", shape)
 
 
+def test_a_program_that_no_engine_could_load_is_not_written(tmp_path, capsys):
+    """Before, its first user was told that devices do not divide a weight."""
+    path = tmp_path / "init.zip"
+    settings = [*tiny.settings(), "--set=layout=BGE:x,H~x", "--set=model.hidden_dim=31"]
+    assert main.main(["lingvo_moe", "export", *settings, "--program=init", f"--output={path}"]) == 2
+    assert "has a dimension of 31, which mesh axis x of 2 devices does not divide" in capsys.readouterr().err
+    assert not path.exists()
+
+
 def test_a_program_of_other_models_is_an_error(tmp_path, capsys):
     assert (
         main.main(["lingvo_moe", "export", "--model=unet.Small", "--program=decode", f"--output={tmp_path / 'x'}"]) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import pathlib
 import platform as machine
@@ -56,7 +55,7 @@ def compile_program(
       UserError: a mesh axis does not divide a dimension that it shards, or the program sets `windowed_einsum_mib`,
         which only the TPU compiler supports.
     """
-    _check_divisible(program, mesh)
+    program.check_divisible()
     windowed = _windowed_einsum_options(program, mesh.devices.flat[0].platform)
     donated = tuple(i for i, a in enumerate(program.inputs) if a.path in program.donated)
     call = exported(program).call
@@ -131,16 +130,3 @@ def shardings(program: Program, mesh: Mesh) -> tuple[tuple[NamedSharding, ...], 
 def _named_sharding(mesh: Mesh, argument: Argument) -> NamedSharding:
     axes = [None if axis < 0 else mesh.axis_names[axis] for axis in argument.dims_mapping]
     return NamedSharding(mesh, PartitionSpec(*axes))
-
-
-def _check_divisible(program: Program, mesh: Mesh):
-    sizes = tuple(mesh.shape.values())
-    for argument in (*program.inputs, *program.outputs):
-        for size, axis in zip(argument.shape, argument.dims_mapping):
-            if axis >= 0 and size % sizes[axis]:
-                nearest = math.gcd(size, sizes[axis])
-                raise UserError(
-                    f"program {program.name}: {argument.path} {list(argument.shape)} has a dimension of {size}, "
-                    f"which mesh axis {mesh.axis_names[axis]} of {sizes[axis]} devices does not divide. Use a "
-                    f"number of devices that divides it (for instance {nearest}), or change the size."
-                )
