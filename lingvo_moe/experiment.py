@@ -13,7 +13,7 @@ import textwrap
 import types
 from collections.abc import Iterable, Mapping, Sequence
 
-from lingvo_moe import definitions, overrides, ranges, registry
+from lingvo_moe import definitions, overrides, ranges, registry, tree
 from lingvo_moe.data.batching import BatchConfig, InputConfig
 from lingvo_moe.data.pair_languages import PairLanguages, languages_of_readers
 from lingvo_moe.data.speech import SpeechInput
@@ -168,6 +168,7 @@ class Experiment:
         self._check_volumes(layout, device_flags)
         self._check_pipeline(layout)
         self._check_divisible(layout, device_flags)
+        self._check_vocabularies(layout, device_flags)
         for stack, name, groups in self.model.settings_of_layers("num_groups"):
             length = int(self.model.positions_of(f"{stack}/", self.input.lengths))
             if (tokens := self.input.batch_size * length) % groups:
@@ -208,6 +209,24 @@ class Experiment:
                 raise UserError(
                     f"{name} is {size}, which {of} devices (mesh {self.mesh}) do not divide. Use {device_flags} "
                     f"with a divisor of {size}, or {setting} with a multiple of {multiple}."
+                )
+
+    def _check_vocabularies(self, layout: Layout, device_flags: str):
+        """Raises UserError where devices do not divide the vocabulary of a weight that the layout shards by it.
+
+        `Program.check_divisible` finds every such dimension, but only once the program is traced, and knows no setting.
+        """
+        for weight in tree.flatten(self.model.weights()).values():
+            devices = layout.num_shards(weight.logical_axes, "V") if "V" in weight.logical_axes else 1
+            size = weight.shape[weight.logical_axes.index("V")] if devices > 1 else 0
+            # Both, where they are equal: sides with tied embeddings may share their table.
+            names = [f"model.{side}_vocabulary" for side, pieces in self.model.vocabularies.items() if pieces == size]
+            if size % devices and names:
+                multiple = math.ceil(size / devices) * devices
+                raise UserError(
+                    f"{names[0]} is {size}, which {devices} devices (layout {self.layout}, mesh {self.mesh}) do not "
+                    f"divide. Use {' '.join(f'--set={name}={multiple}' for name in names)} in a new training, or "
+                    f"{device_flags} with a divisor of {size}, for instance {math.gcd(size, devices)}."
                 )
 
     def _check_pipeline(self, layout: Layout):

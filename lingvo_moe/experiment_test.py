@@ -61,6 +61,32 @@ def test_sizes_that_do_not_fit_are_errors_with_a_remedy(assignments, mesh, messa
         experiment.get("m4.Quickstart", assignments, DeviceMesh((mesh,)))
 
 
+@pytest.mark.parametrize(
+    "name, assignments, mesh, message",
+    [
+        (
+            "m4.Quickstart",
+            ["model.target_vocabulary=119", "layout=BGE:x,V~x"],
+            (2,),
+            r"^model.target_vocabulary is 119, which 2 devices \(layout BGE:x,V~x, mesh 2\) do not divide. Use "
+            r"--set=model.target_vocabulary=120 in a new training, or --devices with a divisor of 119, .* 1.$",
+        ),
+        (
+            "m4.Quickstart",
+            ["model.source_vocabulary=511", "model.target_vocabulary=511"],
+            (2, 2),
+            "Use --set=model.source_vocabulary=512 --set=model.target_vocabulary=512 in",
+        ),
+        ("dense_lm.Small", ["model.target_vocabulary=518", "layout=gspmd"], (1, 4), "Use --set=.*=520 .* instance 2.$"),
+    ],
+)
+def test_vocabularies_that_devices_do_not_divide_are_errors(name, assignments, mesh, message):
+    """Before anything is traced, with the flag that sets the next size that fits."""
+    with pytest.raises(UserError, match=message):
+        experiment.get(name, assignments, DeviceMesh(mesh))
+    experiment.get(name, [*assignments, "layout=auto"], DeviceMesh((2,)))
+
+
 _PIPELINED = ("model.pipeline=gpipe", "model.stages=2")
 
 

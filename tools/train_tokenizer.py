@@ -18,7 +18,7 @@ from absl import flags
 
 from lingvo_moe.cli import app
 from lingvo_moe.data.corpus import Corpus
-from lingvo_moe.data.tokenizer import SIDES
+from lingvo_moe.data.tokenizer import SIDES, fitting_vocabulary
 from lingvo_moe.data.vocabularies import tokenizer_trainer
 from lingvo_moe.errors import UserError
 
@@ -98,13 +98,14 @@ def main(argv: list[str]):
     for side in SIDES:
         if sizes[side] < requested[side]:
             _logger.info(
-                "the %s tokenizer has %d pieces, not %d: the corpus has no more. Its models need at least "
-                "--set model.%s_vocabulary=%d; with --initial_tokenizers, leave this out.",
+                "the %s tokenizer has %d pieces, not %d: the corpus has no more. Its models need as many or more, for "
+                "instance --set model.%s_vocabulary=%d, which is rounded up to a multiple of 8, so that 2, 4 or 8 "
+                "devices divide it; with --initial_tokenizers, leave this out.",
                 side,
                 sizes[side],
                 requested[side],
                 side,
-                sizes[side],
+                fitting_vocabulary(sizes[side]),
             )
     pieces = f"{sizes['source']} shared" if shared else f"{sizes['source']} source and {sizes['target']} target"
     print(f"{FLAGS.output} {'trained' if is_new else 'is up to date'}: {pieces} pieces.")

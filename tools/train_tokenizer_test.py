@@ -31,6 +31,8 @@ def test_second_call_reports_up_to_date(corpus, tmp_path, capsys):
     size = Tokenizers.load(output).target.vocabulary_size
     captured = capsys.readouterr()
     assert f"the target tokenizer has {size} pieces, not 2000: the corpus has no more" in captured.err
+    advised = int(captured.err.partition("--set model.target_vocabulary=")[2].partition(",")[0])
+    assert advised % 8 == 0 and size <= advised < size + 8
     assert f"{output} trained: " in captured.out
     assert run(*flags) == 0
     assert f"{output} is up to date" in capsys.readouterr().out

@@ -368,7 +368,8 @@ class Tokenizers:
             if (pieces := tokenizers.by_side[side].vocabulary_size) > size:
                 raise UserError(
                     f"the {side} tokenizer in {directory} has {pieces} pieces, the model's {side}_vocabulary "
-                    f"is {size}. Pass --set model.{side}_vocabulary={pieces}, or train a smaller tokenizer."
+                    f"is {size}. Pass --set model.{side}_vocabulary={fitting_vocabulary(pieces)}, which 8 devices "
+                    f"divide, or train a smaller tokenizer."
                 )
         return tokenizers
 
@@ -376,6 +377,14 @@ class Tokenizers:
 def hashes(by_side: Mapping[str, Tokenizer]) -> tuple[str, ...]:
     """Returns `Tokenizers.hashes` of tokenizers by side."""
     return tuple(sha256(by_side[side].model) for side in SIDES)
+
+
+def fitting_vocabulary(pieces: int) -> int:
+    """Returns a size of the vocabulary of models for so many pieces: a multiple of 8, which 2, 4 or 8 devices divide.
+
+    A layout may shard the vocabulary among them.
+    """
+    return -(-pieces // 8) * 8
 
 
 def _flag(field: str) -> str:
