@@ -58,9 +58,9 @@ class Program:
       inputs, outputs: the leaves of the trees, in order.
       donated: paths of inputs that a call consumes; the output of the same path uses their memory.
       module: StableHLO as a portable artifact, which other versions of a runtime read as well.
-      windowed_einsum_mib: the smallest tensor, in MiB, for which XLA makes a windowed einsum, with CollectivePermutes in
-        a loop, where it would gather or scatter this factor or result (GShard section 3.3.2). Sizes are those of the
-        whole tensor. For TPUs alone; COMPILER_DEFAULT for what the compiler does by itself.
+      windowed_einsum_mib: the smallest tensor, in MiB, for which XLA makes a windowed einsum, with CollectivePermutes
+        in a loop, where it would gather or scatter this factor or result (GShard section 3.3.2). Sizes are those of
+        the whole tensor. For TPUs alone; COMPILER_DEFAULT for what the compiler does by itself.
     """
 
     name: str
