@@ -92,6 +92,13 @@ def test_a_catalog_becomes_a_catalog(trained, tmp_path, capsys):
     assert 'msgstr "kept"' in captured.out and "has no text without a translation" in captured.err
 
 
+def test_lines_of_a_catalog_are_named(trained, tmp_path, capsys):
+    """On standard input, or under another name, it is translated line by line, msgids included."""
+    (tmp_path / "app.txt").write_text('msgid "der"\nmsgstr ""\n', encoding="utf-8")
+    assert _run("translate", *trained, f"--input={tmp_path / 'app.txt'}") == 0
+    assert "app.txt has lines of a gettext catalog, which are translated one by one" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("name", "flags", "expected"),
     [

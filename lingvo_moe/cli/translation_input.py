@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import pathlib
 
 from lingvo_moe.cli import text_lines
@@ -10,6 +11,7 @@ from lingvo_moe.cli.run_config import TranslateConfig
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference.po_catalog import PoCatalog
 
+_logger = logging.getLogger(__name__)
 _PO_SUFFIXES = (".po", ".pot")
 # Of catalogs, whose lines are no sentences; docs/own_texts.md has commands that convert them.
 _OTHER_CATALOGS = (".arb", ".json", ".mo", ".properties", ".resx", ".strings", ".tmx", ".ts", ".xlf", ".xliff", ".xml")
@@ -58,4 +60,11 @@ def read(path: str, language: str = "") -> Lines | PoCatalog:
     """
     if pathlib.Path(path).suffix.lower() in _PO_SUFFIXES:
         return PoCatalog(pathlib.Path(path), language)
-    return Lines(text_lines.read_lines(path, "sentence"))
+    lines = text_lines.read_lines(path, "sentence")
+    if any(line.startswith('msgid "') for line in lines):
+        _logger.warning(
+            "%s has lines of a gettext catalog, which are translated one by one; to translate its texts, pass it as "
+            "--input=FILE.po.",
+            "standard input" if path == "-" else f"--input={path}",
+        )
+    return Lines(lines)

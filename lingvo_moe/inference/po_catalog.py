@@ -66,7 +66,10 @@ class PoCatalog:
           doubtful: indices of those whose entries are marked as fuzzy: gettext does not use them until someone has read
             them and removed the mark.
         """
+        kept: dict[int, dict[int, str]] = {}  # by entry, the plural forms that it has already
         for entry, _ in self._places:
+            forms = {} if entry.fuzzy else entry.msgstr_plural
+            kept.setdefault(id(entry), {form: text for form, text in forms.items() if text})
             entry.flags = [flag for flag in entry.flags if flag != _FUZZY]
             entry.msgstr_plural = {}
             entry.previous_msgctxt = entry.previous_msgid = entry.previous_msgid_plural = None  # of a fuzzy one
@@ -76,7 +79,7 @@ class PoCatalog:
             if form is None:
                 entry.msgstr = text
             else:  # the last one, of the plural, stands for all further forms
-                entry.msgstr_plural |= dict.fromkeys(range(min(form, forms - 1), forms), text)
+                entry.msgstr_plural |= dict.fromkeys(range(min(form, forms - 1), forms), text) | kept[id(entry)]
             needs_forms = form is not None and not (are_known and forms == _ENGLISH_FORMS)
             if (index in doubtful or needs_forms) and _FUZZY not in entry.flags:
                 entry.flags.append(_FUZZY)

@@ -72,6 +72,14 @@ def test_translations_are_filled_in_and_all_else_stays(tmp_path):
     assert found.header == "A header" and [entry.msgstr for entry in found.obsolete_entries()] == ["Old"]
 
 
+@pytest.mark.parametrize("flag, expected", [("", ["One file", "%d files"]), ("#, fuzzy\n", ["%d file", "%d files"])])
+def test_a_plural_form_that_is_there_is_kept(tmp_path, flag, expected):
+    """Someone has translated one form; what is fuzzy nobody has."""
+    text = f'{flag}msgid "%d Datei"\nmsgid_plural "%d Dateien"\nmsgstr[0] "One file"\nmsgstr[1] ""\n'
+    (entry,) = polib.pofile(_catalog(tmp_path, text).filled(["%d file", "%d files"], ()))
+    assert list(entry.msgstr_plural.values()) == expected
+
+
 def test_a_template_without_a_header_gets_one(tmp_path):
     """xgettext --omit-header writes none; its encoding is UTF-8."""
     found = polib.pofile(_catalog(tmp_path, 'msgid "Grün"\nmsgstr ""\n').filled(["Green"], ()))
