@@ -1,6 +1,6 @@
-"""Ranges of hyperparameters: a number out of range is an error when a command starts, not a loss that is not finite.
+"""Valid ranges of hyperparameters, checked before training starts.
 
-Programs compute in float32, which has neither 1e39 nor, but for zero, 1e-39.
+Numbers must be 0 or normal float32 numbers: magnitudes from 1.2e-38 to 3.4e38.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ _FLOAT32_LEAST = 2.0**-126  # of normal numbers; others may become zero
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The numbers from `least` to `most`, both included unless `above` or `below` leaves them out.
+    """The numbers from `minimum` to `maximum`, both included unless they are exclusive.
 
     Attributes:
-      least: the lower end.
-      most: the upper end.
-      above: whether the lower end itself is out of range.
-      below: whether the upper end itself is out of range.
+      minimum: the lower end.
+      maximum: the upper end.
+      exclusive_minimum: whether the lower end itself is out of range.
+      exclusive_maximum: whether the upper end itself is out of range.
       infinite: whether infinity is in a range without an upper end.
       whole: whether a number with a fraction, such as 8.5, is out of range.
     """
 
-    least: float = 0
-    most: float = math.inf
-    above: bool = False
-    below: bool = False
+    minimum: float = 0
+    maximum: float = math.inf
+    exclusive_minimum: bool = False
+    exclusive_maximum: bool = False
     infinite: bool = False
     whole: bool = False
 
     def __contains__(self, value: float) -> bool:
         return (
-            self.least <= value <= self.most
+            self.minimum <= value <= self.maximum
             and (_is_float32(value) or (self.infinite and math.isinf(value)))
-            and not (self.above and value == self.least)
-            and not (self.below and value == self.most)
+            and not (self.exclusive_minimum and value == self.minimum)
+            and not (self.exclusive_maximum and value == self.maximum)
         )
 
     def __str__(self) -> str:
-        least = f"a number above {self.least:g}" if self.above else f"at least {self.least:g}"
-        if math.isinf(self.most):
-            return f"{least}, or inf" if self.infinite else least
-        return f"{least} and {'below' if self.below else 'at most'} {_text(self.most)}"
+        lower = f"a number above {self.minimum:g}" if self.exclusive_minimum else f"at least {self.minimum:g}"
+        if math.isinf(self.maximum):
+            return f"{lower}, or inf" if self.infinite else lower
+        return f"{lower} and {'below' if self.exclusive_maximum else 'at most'} {_text(self.maximum)}"
 
 
-ABOVE_0 = Range(above=True)
-SHARE = Range(most=1)
-SHARE_BELOW_1 = Range(most=1, below=True)
+ABOVE_0 = Range(exclusive_minimum=True)
+SHARE = Range(maximum=1)
+SHARE_BELOW_1 = Range(maximum=1, exclusive_maximum=True)
 # Programs count in int32.
 COUNT = Range(1, 2**31 - 1, whole=True)
 COUNT_OR_0 = Range(0, 2**31 - 1, whole=True)

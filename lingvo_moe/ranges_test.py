@@ -76,7 +76,7 @@ def test_a_number_that_float32_does_not_have_is_an_error(value):
 
 def test_a_range_may_have_infinity():
     """But neither minus infinity nor NaN."""
-    allowed = ranges.Range(above=True, infinite=True)
+    allowed = ranges.Range(exclusive_minimum=True, infinite=True)
     assert math.inf in allowed and 5.0 in allowed
     for value in (0.0, -math.inf, math.nan):
         with pytest.raises(UserError, match="field is .*; expected a number above 0, or inf."):

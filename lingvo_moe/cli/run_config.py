@@ -103,14 +103,15 @@ class LanguagesConfig(RunConfig):
     source_language: str | None = flag(
         flags.DEFINE_string,
         None,
-        "to read, for NLLB-200 (fra_Latn) and M2M-100 (fr); of a corpus also corpus, for that of each pair",
+        "language of the input texts, for an imported model: fra_Latn (NLLB-200), fr (M2M-100). With a corpus, "
+        "`corpus` takes the language of each pair",
         sets="input.source_language",
     )
     target_language: str | None = flag(
         flags.DEFINE_string,
         None,
-        "to translate into, for an imported model: eng_Latn of NLLB-200, en of M2M-100 and MADLAD-400, eng or en of "
-        "Opus-MT; of a corpus also corpus, for that of each pair, which is then read from English",
+        "language to translate into, for an imported model: eng_Latn (NLLB-200), en (M2M-100, MADLAD-400), eng or en "
+        "(Opus-MT). With a corpus, `corpus` translates each pair from English into its own language",
         sets="input.target_language",
     )
 
@@ -403,8 +404,8 @@ class PlanConfig(ModelConfig):
         flags.DEFINE_list,
         (),
         "vary these and find the fastest that fits: any of remat,mesh,groups,batch, about a minute for each trial; or "
-        "layout, which predicts all layouts, meshes, pipelines and policies and compiles the best (layout,batch: and "
-        "batches)",
+        "layout, which predicts all layouts, meshes, pipelines and policies and compiles the best "
+        "(`layout,batch` also varies the batch size)",
     )
     budget: float = flag(
         flags.DEFINE_float,
@@ -429,7 +430,7 @@ class CheckpointConfig(ModelConfig):
     """The flags of `checkpoint`."""
 
     logdir: str | None = flag(
-        flags.DEFINE_string, None, "directory of checkpoints; with convert --input, the one to make"
+        flags.DEFINE_string, None, "directory of checkpoints; with `convert --input`, the directory to create"
     )
     step: int | None = flag(
         flags.DEFINE_integer,

@@ -154,11 +154,11 @@ class InputConfig(BatchConfig):
 
     def __post_init__(self):
         lengths = {
-            "source_length": Range(2 if self.source_length else 0, COUNT.most),
-            "target_length": Range(2, COUNT.most),
+            "source_length": Range(2 if self.source_length else 0, COUNT.maximum),
+            "target_length": Range(2, COUNT.maximum),
         }
         counts = dict.fromkeys(("batch_size", "lookahead", "shards"), COUNT)
-        temperature = Range(above=True, infinite=True)
+        temperature = Range(exclusive_minimum=True, infinite=True)
         shares = dict.fromkeys(("sentence_balance", "name_substitution"), SHARE)
         others = {"seed": COUNT_OR_0, "bos_id": COUNT_OR_0, "temperature": temperature, **shares}
         ranges.check("input.", self, {**lengths, **counts, **others})

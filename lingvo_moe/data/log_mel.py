@@ -46,7 +46,7 @@ class LogMel:
         ranges.check("input.features.", self, {**counts, **numbers, "lowest": Range()})
         for name in ("step_seconds", "frame_seconds"):
             samples = getattr(self, name) * self.sample_rate
-            if not 0.5 < samples <= COUNT.most:  # rounded, they are a length in int32
+            if not 0.5 < samples <= COUNT.maximum:  # rounded, they are a length in int32
                 raise UserError(
                     f"input.features.{name} is {getattr(self, name)}, {samples:.3g} samples at sample_rate="
                     f"{self.sample_rate}; expected {COUNT} samples."

@@ -24,7 +24,7 @@ RANGES = {
     "samples": COUNT,
     "temperature": Range(0.01, 100),  # far beyond any use; quotients of others may not be finite
     "top_k": COUNT_OR_0,
-    "top_p": Range(most=1, above=True),
+    "top_p": Range(maximum=1, exclusive_minimum=True),
 }
 _FEW = 64  # candidates; `top_k` finds so few without a sort
 _BITS_OF_1 = 0x3F800000  # 1.0 as float32; those of smaller numbers are smaller

@@ -1,4 +1,4 @@
-"""Character and word error rates of transcripts, and the baseline that has not listened."""
+"""Character and word error rates (CER and WER) of transcripts, and the majority baseline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class ErrorRates:
-    """The edits that make references of transcripts, in per cent of the references' characters and words."""
+    """CER and WER in %: edit distance divided by the length of the references."""
 
     characters: float
     words: float
@@ -32,7 +32,7 @@ class ErrorRates:
 def majority_transcript(training: Sequence[str]) -> str:
     """Returns the most frequent word of training transcripts, as often as the median of them has words.
 
-    It is the transcript of one that has read the training data, but does not listen.
+    It is the majority baseline: it ignores the audio.
     """
     counts = collections.Counter(word for transcript in training for word in transcript.split())
     if not counts:

@@ -26,7 +26,7 @@ class LanguageScore:
       language: its label in the corpus.
       train_pairs, test_pairs: sizes; `test_pairs` counts the sentences scored.
       bleu, chrf: of the translations, by sacreBLEU, 0 to 100.
-      copy_bleu, copy_chrf: of the untouched sources, the baseline that costs nothing.
+      copy_bleu, copy_chrf: of the untouched sources, the copy baseline.
     """
 
     language: str

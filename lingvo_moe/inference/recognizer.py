@@ -33,7 +33,7 @@ class VoiceScore:
       train_recordings: 0 for a held-out voice.
       test_recordings: those that were scored.
       rates: of the model's transcripts.
-      majority: of `majority_transcript`, the baseline that does not listen.
+      majority: of `majority_transcript`, the majority baseline: it ignores the audio.
       is_group: whether it is of several together.
     """
 

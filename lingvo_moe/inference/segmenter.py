@@ -24,7 +24,7 @@ class ClassScore:
       name: of the class, or `mean`.
       voxels: how many voxels of the volumes are of the class; None of the mean.
       dice: of the model.
-      threshold_dice: of `by_threshold`, the baseline that sees no shape.
+      threshold_dice: of `by_threshold`, the threshold baseline: intensity alone.
     """
 
     name: str

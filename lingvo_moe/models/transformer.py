@@ -33,7 +33,7 @@ _RANGES = {
     "capacity_factor": ABOVE_0,
     **dict.fromkeys(("aux_loss_weight", "inference_capacity_factor"), Range()),
     "norm_epsilon": ABOVE_0,
-    "position_offset": Range(most=2**20, whole=True),
+    "position_offset": Range(maximum=2**20, whole=True),
 }
 
 

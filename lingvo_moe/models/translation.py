@@ -17,7 +17,7 @@ from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.ranges import COUNT_OR_0, SHARE, Range
 
 _RELATIVE_POSITIONS = {
-    "relative_buckets": Range(most=2**10, whole=True),
+    "relative_buckets": Range(maximum=2**10, whole=True),
     "relative_distance": Range(1, 2**20, whole=True),
 }
 _PART = 4  # decoding has a second form of the encoder, for a quarter of the source's columns
