@@ -67,6 +67,6 @@ class TrainingSchedule:
                     f"{self.steps_per_loop}: a loop of steps cannot be interrupted."
                 )
 
-    def steps_at(self, step: int) -> int:
-        """Returns the number of steps from `step` to the end of the engine's loop, or of training."""
+    def steps_of_next_call(self, step: int) -> int:
+        """Returns the number of steps of the engine's next call: from `step` to the end of its loop, or of training."""
         return min(self.steps_per_loop - step % self.steps_per_loop, self.steps - step)

@@ -193,7 +193,7 @@ class CostModel:
                 what = "weights" if move.is_weight else "activations"
                 runs: float = times
                 if schedule and self._is_deferred(move, part.stack, candidate):  # sums of microbatches, in float32
-                    runs = part.count * schedule.rows * 4 / ITEM_BYTES[self._model.activation_dtype]
+                    runs = part.count * schedule.repeats_per_stage * 4 / ITEM_BYTES[self._model.activation_dtype]
                 collectives[move.kind, what, candidate.mesh.axis_names[move.axis]] += runs * move.seconds
             saved += times * cost.saved_bytes
             temporary = max(temporary, cost.temporary_bytes)

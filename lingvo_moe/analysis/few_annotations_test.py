@@ -43,7 +43,7 @@ _EXPERTS = TransformerLayer(
     attention=_ATTENTION,
     feed_forward=MixtureOfExperts(model_dim=MODEL, hidden_dim=HIDDEN, num_experts=EXPERTS, num_groups=BATCH),
 )
-# The period of each family's stack, its mesh, and the layouts that annotate all tensors and the papers'.
+# The layer pattern of each family's stack, its mesh, and the layouts that annotate all tensors and the papers'.
 FAMILIES = {
     "dense": ((_DENSE,), (4, 2), ("gspmd", "gspmd_few")),
     "relative": ((_DENSE,), (4, 2), ("gspmd", "gspmd_few")),
@@ -66,7 +66,7 @@ def inputs_of(family: str) -> dict:
 def _stack(family: str) -> TransformerStack:
     bias = RelativeBias(model_dim=MODEL, num_heads=HEADS, buckets=8, distance=12, bidirectional=False)
     relative = bias if family == "relative" else None
-    return TransformerStack(period=FAMILIES[family][0], repeats=2, relative_bias=relative, remat="full")
+    return TransformerStack(pattern=FAMILIES[family][0], repeats=2, relative_bias=relative, remat="full")
 
 
 @functools.cache  # CPUs and TPUs compile the same program

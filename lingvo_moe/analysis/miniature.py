@@ -17,7 +17,7 @@ from lingvo_moe.sharding.layout import DeviceMesh, Layout
 
 _SLICE = "v3:2x2x1"
 _MESHES = {1: DeviceMesh((8,)), 2: DeviceMesh((4, 2)), 3: DeviceMesh((2, 2, 2))}
-# How often a period of layers is repeated: more than once, to distinguish collectives in loops from others.
+# How often a layer pattern is repeated: more than once, to distinguish collectives in loops from others.
 _REPEATS = 3
 
 

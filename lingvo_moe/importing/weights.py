@@ -106,8 +106,8 @@ class Places(abc.ABC):
 
     def layers_of(self, stack: str, layer: str) -> range:
         """Returns the numbers, within a stack, of the layer `layer_0`, for instance, of each repeat."""
-        period, first = len(self.model.layer_patterns[stack]), int(layer.removeprefix("layer_"))
-        return range(first, self.model.stack_layers[stack], period)
+        pattern_length, first = len(self.model.layer_patterns[stack]), int(layer.removeprefix("layer_"))
+        return range(first, self.model.stack_layers[stack], pattern_length)
 
 
 def read(places: Places, tensors: Tensors, name: str) -> dict[str, np.ndarray]:

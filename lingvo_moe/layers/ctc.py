@@ -88,10 +88,10 @@ class _Alignments:
         total = tf.reduce_logsumexp(forward[-1] + self._end, axis=-1)
 
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            # The share of each state in the probability of all paths at a frame (Graves et al., section 4.2).
-            shares = tf.nn.softmax(forward + self._backward(by_frame))
-            shares = tf.where(self._present, shares, 0.0)
-            return -tf.einsum("sbu->bsu", shares) * upstream[:, None, None]
+            # Posterior probability of each state at a frame (Graves et al., section 4.2).
+            posteriors = tf.nn.softmax(forward + self._backward(by_frame))
+            posteriors = tf.where(self._present, posteriors, 0.0)
+            return -tf.einsum("sbu->bsu", posteriors) * upstream[:, None, None]
 
         return tf.where(total > _IMPOSSIBLE / 2, -total, float("inf")), gradient
 

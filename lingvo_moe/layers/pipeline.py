@@ -151,8 +151,8 @@ class _Stages:
         zero = tf.constant(0)
 
         def call(inputs: tf.Tensor) -> tf.Tensor:
-            rows = [weight[0, 0] for weight in theta]
-            return self._call(rows, inputs, constants, fixed, zero, zero, save, collector)[0]
+            weights = [weight[0, 0] for weight in theta]
+            return self._call(weights, inputs, constants, fixed, zero, zero, save, collector)[0]
 
         tf.function(call, autograph=False).get_concrete_function(tf.TensorSpec(inputs.shape, inputs.dtype))
         self.saved_specs = [TensorSpec(inputs.shape, inputs.dtype, _ACTIVATIONS), *save.specs]
@@ -250,12 +250,14 @@ class _Stages:
 
     def _arguments(self, iteration, j, theta, inputs, constants) -> tuple:
         """The arguments of `_call` by stage."""
-        rows = [self._buffers.row(weight, iteration, j, axes) for weight, axes in zip(theta, self.weight_axes)]
+        weights = [
+            self._buffers.stage_weight(weight, iteration, j, axes) for weight, axes in zip(theta, self.weight_axes)
+        ]
         fixed = [
             self._buffers.look_up(tensor, iteration, axes)
             for tensor, axes in zip(self._fixed.values(), self._fixed_axes)
         ]
-        return rows, inputs, constants, fixed, iteration.stages.microbatch, iteration.repeat(j)
+        return weights, inputs, constants, fixed, iteration.stages.microbatch, iteration.repeat(j)
 
     def _vectorized(self, function: Callable, arguments: tuple):
         if self._buffers.schedule.stages > 1:
@@ -293,7 +295,7 @@ class _Pipeline:
         outputs, totals, *summaries = run(*self._carried, *self._theta)
         means = totals / (self._schedule.repeats * self._schedule.microbatches)
         metrics = dict(zip(self._stages.metric_names, tf.unstack(means) if self._stages.metric_names else []))
-        by_repeat = [self._buffers.by_repeat(rows) for rows in summaries]
+        by_repeat = [self._buffers.by_repeat(stacked) for stacked in summaries]
         return outputs, metrics, dict(zip(self._stages.summary_names, by_repeat))
 
     def _forward(self, carried: list[tf.Tensor], theta: list[tf.Tensor]) -> tuple[tuple, tf.Tensor, tf.Tensor, list]:
@@ -301,7 +303,7 @@ class _Pipeline:
 
         Returns:
           (what the backward pass needs: of each iteration the constants, of each repeat in it its inputs and the named
-          tensors; outputs by microbatch; sums of metrics; summaries by stage and row).
+          tensors; outputs by microbatch; sums of metrics; summaries by stage and repeat).
         """
         buffers, schedule = self._buffers, self._schedule
         storage, *constants = (buffers.store(tensor, axes) for tensor, axes in zip(carried, self._axes))
@@ -324,7 +326,7 @@ class _Pipeline:
             [buffers.empty(s, axes) for s, axes in zip([storage, *constants], self._axes)],
             storage,
             tf.zeros((schedule.stages, len(self._stages.metric_names))),
-            [tf.zeros((schedule.stages, schedule.rows)) for _ in self._stages.summary_names],
+            [tf.zeros((schedule.stages, schedule.repeats_per_stage)) for _ in self._stages.summary_names],
             buffers.stacks(schedule.iterations, self._constant_specs),
             buffers.stacks(schedule.iterations * schedule.repeats_per_iteration, self._stages.saved_specs),
         )
@@ -433,14 +435,17 @@ class _Pipeline:
     def _with_summaries(
         self, stacks: list[tf.Tensor], iteration: Iteration, j: tf.Tensor, values: list[tf.Tensor]
     ) -> list:
-        """Adds the summaries of repeat j, each `[P]`, to those by stage and row."""
-        is_row = tf.equal(iteration.row(j)[:, None], tf.range(self._schedule.rows)) & iteration.active(j)[:, None]
+        """Adds the summaries of repeat j, each `[P]`, to those by stage and repeat."""
+        is_computed = (
+            tf.equal(iteration.index_in_stage(j)[:, None], tf.range(self._schedule.repeats_per_stage))
+            & iteration.active(j)[:, None]
+        )
         combined = []
         for name, stack, value in zip(self._stages.summary_names, stacks, values, strict=True):
             if name.endswith("/max"):
-                combined.append(tf.where(is_row, larger(stack, value[:, None]), stack))
+                combined.append(tf.where(is_computed, larger(stack, value[:, None]), stack))
             else:
-                combined.append(stack + tf.where(is_row, value[:, None] / self._schedule.microbatches, 0.0))
+                combined.append(stack + tf.where(is_computed, value[:, None] / self._schedule.microbatches, 0.0))
         return combined
 
 

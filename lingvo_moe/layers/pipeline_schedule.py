@@ -16,9 +16,9 @@ PIPELINES = ("none", "gpipe", "circular")
 class Schedule:
     """A loop of iterations; in each, every stage computes one microbatch, and then passes it on to the next stage.
 
-    Microbatch m is at stage s in round r in iteration `r * period + m + s`. There, stage s computes the repeats
-    `(r * stages + s) * repeats_per_iteration` and following. In iterations without a microbatch (bubbles) a stage
-    computes what nobody reads.
+    Microbatch m is at stage s in round r in iteration `r * iterations_per_round + m + s`. There, stage s computes the
+    repeats `(r * stages + s) * repeats_per_iteration` and following. In iterations without a microbatch (bubbles) a
+    stage computes what nobody reads.
 
     Attributes:
       stages: P, of equal size.
@@ -60,19 +60,19 @@ class Schedule:
         return Schedule(stages, rounds, repeats_per_iteration, repeats, microbatches)
 
     @property
-    def rows(self) -> int:
+    def repeats_per_stage(self) -> int:
         """The repeats that a stage holds, padding included."""
         return self.rounds * self.repeats_per_iteration
 
     @property
-    def period(self) -> int:
+    def iterations_per_round(self) -> int:
         """The iterations of a round at one stage: a microbatch must have passed all stages before it starts again."""
         return max(self.microbatches, self.stages)
 
     @property
     def iterations(self) -> int:
         """The number of iterations of the loop."""
-        return (self.rounds - 1) * self.period + self.microbatches + self.stages - 1
+        return (self.rounds - 1) * self.iterations_per_round + self.microbatches + self.stages - 1
 
     @property
     def bubble_share(self) -> float:
@@ -90,7 +90,7 @@ class Schedule:
 
     def assignment(self, since: tf.Tensor) -> Assignment:
         """What a stage computes that many iterations after it starts its first microbatch."""
-        rounds, microbatch = since // self.period, since % self.period
+        rounds, microbatch = since // self.iterations_per_round, since % self.iterations_per_round
         busy = (since >= 0) & (rounds < self.rounds) & (microbatch < self.microbatches)
         return Assignment(tf.where(busy, microbatch, 0), tf.where(busy, rounds, 0), busy)
 
@@ -141,7 +141,7 @@ class Iteration:
         schedule = self.schedule
         return (self.stages.round * schedule.stages + tf.range(schedule.stages)) * schedule.repeats_per_iteration + j
 
-    def row(self, j: tf.Tensor | int) -> tf.Tensor:
+    def index_in_stage(self, j: tf.Tensor | int) -> tf.Tensor:
         """The number of the iteration's repeat j among those that each stage holds, `[P] int32`."""
         return self.stages.round * self.schedule.repeats_per_iteration + j
 

@@ -18,9 +18,9 @@ Visit = tuple[int, int, int]  # iteration, stage, repeat
 
 
 def visits(schedule: Schedule) -> dict[int, list[Visit]]:
-    """By microbatch, what the stages compute that is not masked; checks the rows and the masks on the way."""
+    """By microbatch, what the stages compute that is not masked; checks the indices and the masks on the way."""
     found: dict[int, list[Visit]] = {m: [] for m in range(schedule.microbatches)}
-    rows: dict[tuple[int, int], int] = {}
+    held: dict[tuple[int, int], int] = {}
     for number in range(schedule.iterations):
         iteration = schedule.at(tf.constant(number))
         assert int(iteration.first.microbatch) == iteration.stages.microbatch[0]
@@ -29,9 +29,9 @@ def visits(schedule: Schedule) -> dict[int, list[Visit]]:
             np.testing.assert_array_equal(mask, [bool(stage.busy), *[False] * (schedule.stages - 1)])
         for j in range(schedule.repeats_per_iteration):
             for stage in np.flatnonzero(iteration.active(j).numpy()):
-                repeat, row = int(iteration.repeat(j)[stage]), int(iteration.row(j)[stage])
+                repeat, index = int(iteration.repeat(j)[stage]), int(iteration.index_in_stage(j)[stage])
                 found[int(iteration.stages.microbatch[stage])].append((number, int(stage), repeat))
-                assert rows.setdefault((int(stage), row), repeat) == repeat and row < schedule.rows
+                assert held.setdefault((int(stage), index), repeat) == repeat and index < schedule.repeats_per_stage
     return found
 
 
@@ -80,7 +80,7 @@ def test_without_a_pipeline_one_stage_has_all_layers():
 def test_a_stage_holds_its_share_of_the_layers_rounded_up(pipeline):
     """Stages are of equal size. An operator's scope says in how many iterations it is no bubble, for `analysis`."""
     schedule = Schedule.of(pipeline, 4, 8, repeats=10)
-    assert schedule.rows == 3
+    assert schedule.repeats_per_stage == 3
     assert (
         schedule.scope
         == {
@@ -93,7 +93,7 @@ def test_a_stage_holds_its_share_of_the_layers_rounded_up(pipeline):
 def test_few_microbatches_wait_for_all_stages_in_a_circular_schedule():
     """A microbatch cannot start its second round before it has passed the last stage."""
     schedule = Schedule.of("circular", 4, 2, repeats=8)
-    assert (schedule.period, schedule.iterations) == (4, 4 + 2 + 3)
+    assert (schedule.iterations_per_round, schedule.iterations) == (4, 4 + 2 + 3)
 
 
 @pytest.mark.parametrize(

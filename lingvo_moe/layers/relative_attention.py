@@ -7,7 +7,7 @@ head and no matrix. With one, the models of GSPMD's table 5 would have 6.75B and
 and 12.95B.
 
 Sines and cosines of a difference are products of those of i and j, so (q_i + v) R(i - j) is the product of q_i + v,
-turned by i, and of R(j). It costs as much as the product with keys, and no `[T, 2 T - 1]` logits are shifted.
+rotated by i, and of R(j). It costs as much as the matmul with keys, and no `[T, 2 T - 1]` logits are shifted.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class RelativeAttention(MultiHeadAttention):
         """See `MultiHeadAttention.logits`; the biases are added to the divided queries."""
         by_content = super().logits(theta, queries + context.cast(theta["content_bias"]), keys, key_axes, context)
         waves = sinusoids(tf.range(queries.shape[1])[None], self.head_dim)[0]
-        turned = _turned(queries + context.cast(theta["position_bias"]), context.cast(waves)[:, None])
-        return by_content + tf.einsum("BTND,LD->BNTL", turned, context.cast(waves))
+        rotated = _rotated(queries + context.cast(theta["position_bias"]), context.cast(waves)[:, None])
+        return by_content + tf.einsum("BTND,LD->BNTL", rotated, context.cast(waves))
 
 
-def _turned(queries: tf.Tensor, waves: tf.Tensor) -> tf.Tensor:
+def _rotated(queries: tf.Tensor, waves: tf.Tensor) -> tf.Tensor:
     """Queries `[B, T, N, D]` whose product with R(j) is that of the given ones with R(i - j); waves `[T, 1, D]`."""
     of_sines, of_cosines = tf.split(queries, 2, axis=-1)
     sines, cosines = tf.split(waves, 2, axis=-1)

@@ -21,9 +21,9 @@ def sampled_cross_entropy(
 ) -> tf.Tensor:
     """The cross-entropy of each label against candidates, which the whole batch shares.
 
-    The vocabulary is divided into `intervals`, of each of which one id is drawn. It counts as often as its interval has
-    ids, so the sum of exponentials of all ids but the label is estimated without bias; its logarithm is on average
-    slightly too small.
+    The vocabulary is divided into intervals (`interval_boundaries`), of each of which one id is drawn. It counts as
+    often as its interval has ids, so the sum of exponentials of all ids but the label is estimated without bias; its
+    logarithm is on average slightly too small.
 
     Args:
       theta: the weights of `Softmax`, or an embedding's `table`.
@@ -37,10 +37,10 @@ def sampled_cross_entropy(
     """
     ((name, weights),) = theta.items()
     axis = 0 if name == "table" else 1  # of the ids
-    ends = intervals(num_candidates, weights.shape[axis])
-    widths = np.diff(ends).astype(np.float32)
-    interval_of_id = np.repeat(np.arange(num_candidates, dtype=np.int32), np.diff(ends))
-    ids = ends[:-1] + tf.cast(context.uniform((num_candidates,), "candidates") * widths, tf.int32)
+    boundaries = interval_boundaries(num_candidates, weights.shape[axis])
+    widths = np.diff(boundaries).astype(np.float32)
+    interval_of_id = np.repeat(np.arange(num_candidates, dtype=np.int32), np.diff(boundaries))
+    ids = boundaries[:-1] + tf.cast(context.uniform((num_candidates,), "candidates") * widths, tf.int32)
     candidates = {name: tf.gather(weights, ids, axis=axis)}
     logits = Softmax(vocabulary=num_candidates, model_dim=inputs.shape[-1])(candidates, inputs, context)
     with tf.name_scope("softmax"):
@@ -56,7 +56,7 @@ def sampled_cross_entropy(
         return tf.nn.softplus(tf.reduce_logsumexp(others, axis=-1) - of_label)
 
 
-def intervals(number: int, vocabulary: int) -> np.ndarray:
+def interval_boundaries(number: int, vocabulary: int) -> np.ndarray:
     """Divides the ids of a vocabulary into intervals whose lengths grow in proportion to the id.
 
     Tokenizers number pieces by frequency, and the frequency of words falls with the inverse of their rank. So each

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies
 
 from lingvo_moe.layers.base import Context
-from lingvo_moe.layers.sampled_softmax import intervals, sampled_cross_entropy
+from lingvo_moe.layers.sampled_softmax import interval_boundaries, sampled_cross_entropy
 from lingvo_moe.lazy import tf
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
@@ -60,7 +60,7 @@ def test_the_mean_over_all_draws_is_unbiased(name, candidates):
     """exp(cross-entropy) - 1 is the sum over the other ids of the exponentials of their logits, over the label's."""
     theta, inputs, labels, expected = example(name)
     # The middle of each id's share of [0, 1), for each interval; then all combinations of one id of each.
-    shares = [(np.arange(width) + 0.5) / width for width in np.diff(intervals(candidates, VOCABULARY))]
+    shares = [(np.arange(width) + 0.5) / width for width in np.diff(interval_boundaries(candidates, VOCABULARY))]
     contexts = [Drawing(seed=tf.constant([0, 1]), numbers=numbers) for numbers in itertools.product(*shares)]
     found = [
         np.exp(sampled_cross_entropy(theta, tf.constant(inputs), tf.constant(labels), candidates, context)) - 1
@@ -72,9 +72,9 @@ def test_the_mean_over_all_draws_is_unbiased(name, candidates):
 @hypothesis.given(strategies.integers(2, 50_000), strategies.floats(0.0, 1.0))
 def test_intervals_cover_the_vocabulary_and_grow(vocabulary, share):
     number = max(2, round(share * vocabulary))
-    ends = intervals(number, vocabulary)
-    widths = np.diff(ends)
-    assert (len(widths), ends[0], ends[-1]) == (number, 0, vocabulary)
+    boundaries = interval_boundaries(number, vocabulary)
+    widths = np.diff(boundaries)
+    assert (len(widths), boundaries[0], boundaries[-1]) == (number, 0, vocabulary)
     # Rounding to whole ids changes a length by at most one.
     assert widths.min() >= 1 and (np.maximum.accumulate(widths) - widths).max() <= 1
 

@@ -15,8 +15,8 @@ from lingvo_moe.lazy import tf
 from lingvo_moe.ops.slices import dynamic_update_slice
 from lingvo_moe.sharding import leading_dimension
 
-# Dimensions that are never sharded: iterations of a loop, microbatches in a storage, a stage's rows of a weight.
-_ITERATIONS, _MICROBATCHES, _ROWS = "v", "s", "r"
+# Dimensions that are never sharded: iterations of a loop, microbatches in a storage, a stage's repeats of a weight.
+_ITERATIONS, _MICROBATCHES, _REPEATS = "v", "s", "r"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,16 +82,17 @@ class StageBuffers:
         """Returns the microbatch of each stage, `[P, ...]`, from microbatches `[m, ...]` that all devices have."""
         return self.annotate(tf.gather(tensor, iteration.stages.microbatch), logical_axes)
 
-    # Weights: `[R, ...]` as they are stored, and `[P, rows, ...]` by stage.
+    # Weights: `[R, ...]` as they are stored, and `[P, repeats, ...]` by stage.
 
     def by_stage(self, weight: tf.Tensor, logical_axes: str) -> tf.Tensor:
         """Stacks a weight `[R, ...]`, with these logical axes, by stage; padded with zeros."""
         schedule, shape = self.schedule, weight.shape[1:]
-        missing = schedule.stages * schedule.rows - schedule.repeats
+        missing = schedule.stages * schedule.repeats_per_stage - schedule.repeats
         padded = tf.pad(weight, [[0, missing], *([[0, 0]] * len(shape))]) if missing else weight
         parts = tf.reshape(padded, (schedule.rounds, schedule.stages, schedule.repeats_per_iteration, *shape))
         return self.annotate(
-            tf.reshape(_swap(parts), (schedule.stages, schedule.rows, *shape)), self.row_axes(logical_axes)
+            tf.reshape(_swap(parts), (schedule.stages, schedule.repeats_per_stage, *shape)),
+            self.stage_weight_axes(logical_axes),
         )
 
     def by_repeat(self, stacked: tf.Tensor) -> tf.Tensor:
@@ -100,22 +101,22 @@ class StageBuffers:
         parts = tf.reshape(stacked, (schedule.stages, schedule.rounds, schedule.repeats_per_iteration, *shape))
         return tf.reshape(_swap(parts), (-1, *shape))[: schedule.repeats]
 
-    def row_axes(self, logical_axes: str) -> str:
+    def stage_weight_axes(self, logical_axes: str) -> str:
         """The logical axes of one stage of a weight that is stored with these."""
-        return _ROWS + logical_axes[1:]
+        return _REPEATS + logical_axes[1:]
 
-    def row(self, stacked: tf.Tensor, iteration: Iteration, j: tf.Tensor, logical_axes: str) -> tf.Tensor:
-        """The row of each stage for repeat j of an iteration: `[P, rows, ...]` to `[P, ...]`."""
-        arguments = [(stacked, self.row_axes(logical_axes)), (iteration.row(j), "")]
-        return self._by_each_stage(_rows, arguments, logical_axes[1:])
+    def stage_weight(self, stacked: tf.Tensor, iteration: Iteration, j: tf.Tensor, logical_axes: str) -> tf.Tensor:
+        """The weight of each stage for repeat j of an iteration: `[P, repeats, ...]` to `[P, ...]`."""
+        arguments = [(stacked, self.stage_weight_axes(logical_axes)), (iteration.index_in_stage(j), "")]
+        return self._by_each_stage(_take_at, arguments, logical_axes[1:])
 
-    def add_to_row(
+    def add_to_stage_weight(
         self, stacked: tf.Tensor, iteration: Iteration, j: tf.Tensor, part: tf.Tensor, logical_axes: str
     ) -> tf.Tensor:
-        """Adds `part [P, ...]` to the row of each stage, see `row`."""
-        part, row_axes = self.annotate(part, logical_axes[1:]), self.row_axes(logical_axes)
-        arguments = [(stacked, row_axes), (iteration.row(j), ""), (part, logical_axes[1:])]
-        return self._by_each_stage(_add_to_rows, arguments, row_axes)
+        """Adds `part [P, ...]` to the weight of each stage, see `stage_weight`."""
+        part, axes = self.annotate(part, logical_axes[1:]), self.stage_weight_axes(logical_axes)
+        arguments = [(stacked, axes), (iteration.index_in_stage(j), ""), (part, logical_axes[1:])]
+        return self._by_each_stage(_add_at, arguments, axes)
 
     def _by_each_stage(
         self, function: Callable[..., tf.Tensor], arguments: Sequence[tuple[tf.Tensor, str]], logical_axes: str
@@ -169,11 +170,11 @@ def _swap(tensor: tf.Tensor) -> tf.Tensor:
     return tf.transpose(tensor, [1, 0, *range(2, tensor.shape.rank)])
 
 
-def _rows(stacked: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """Returns row `rows [P]` of each stage, `[P, ...]`, from `stacked [P, rows, ...]`."""
-    return tf.gather(stacked, rows, axis=1, batch_dims=1)
+def _take_at(stacked: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
+    """Returns repeat `indices [P]` of each stage, `[P, ...]`, from `stacked [P, repeats, ...]`."""
+    return tf.gather(stacked, indices, axis=1, batch_dims=1)
 
 
-def _add_to_rows(stacked: tf.Tensor, rows: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
-    """`stacked [P, rows, ...]` with `part [P, ...]` added to the row `rows [P]` of each stage."""
-    return tf.tensor_scatter_nd_add(stacked, tf.stack([tf.range(rows.shape[0]), rows], axis=1), part)
+def _add_at(stacked: tf.Tensor, indices: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
+    """`stacked [P, repeats, ...]` with `part [P, ...]` added to repeat `indices [P]` of each stage."""
+    return tf.tensor_scatter_nd_add(stacked, tf.stack([tf.range(indices.shape[0]), indices], axis=1), part)

@@ -1,4 +1,4 @@
-"""The buffers of a pipeline, run eagerly on one device: inverses are exact, and each stage reads its own rows."""
+"""The buffers of a pipeline, run eagerly on one device: inverses are exact, and each stage reads its own weights."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_weights_by_stage_pad_with_zeros_and_convert_back(buffers):
     np.testing.assert_array_equal(buffers.by_repeat(by_stage), weight)
 
 
-def test_each_turn_reads_the_row_of_the_repeat_that_the_schedule_computes(buffers):
+def test_each_turn_reads_the_weight_of_the_repeat_that_the_schedule_computes(buffers):
     """In every iteration and stage that is no bubble; otherwise a layer would run with the weights of another one."""
     schedule = buffers.schedule
     repeats = buffers.by_stage(tf.range(schedule.repeats, dtype=tf.int32)[:, None], "RM")
@@ -76,24 +76,24 @@ def test_each_turn_reads_the_row_of_the_repeat_that_the_schedule_computes(buffer
     for number in range(schedule.iterations):
         iteration = schedule.at(tf.constant(number))
         for j in range(schedule.repeats_per_iteration):
-            rows, expected = (
-                buffers.row(repeats, iteration, tf.constant(j), "RM")[:, 0].numpy(),
+            found, expected = (
+                buffers.stage_weight(repeats, iteration, tf.constant(j), "RM")[:, 0].numpy(),
                 iteration.repeat(j).numpy(),
             )
             valid = iteration.stages.busy.numpy() & (expected < schedule.repeats)
-            np.testing.assert_array_equal(rows[valid], expected[valid])
+            np.testing.assert_array_equal(found[valid], expected[valid])
             computed += int(valid.sum())
     assert computed == schedule.repeats * schedule.microbatches, "each microbatch passes each layer once"
 
 
-def test_gradients_are_added_to_the_row_that_was_read(buffers):
-    """A gradient of another repeat would train the wrong layer; other rows stay as they are."""
-    schedule, stacked = buffers.schedule, numbered(2, buffers.schedule.rows, 2)
+def test_gradients_are_added_to_the_weight_that_was_read(buffers):
+    """A gradient of another repeat would train the wrong layer; other weights stay as they are."""
+    schedule, stacked = buffers.schedule, numbered(2, buffers.schedule.repeats_per_stage, 2)
     iteration, part = schedule.at(tf.constant(schedule.iterations // 2)), 100.0 * numbered(2, 2)
-    found = buffers.add_to_row(stacked, iteration, tf.constant(0), part, "RM")
+    found = buffers.add_to_stage_weight(stacked, iteration, tf.constant(0), part, "RM")
     expected = stacked.numpy()
-    for stage, row in enumerate(iteration.row(tf.constant(0)).numpy()):
-        expected[stage, row] += part[stage]
+    for stage, index in enumerate(iteration.index_in_stage(tf.constant(0)).numpy()):
+        expected[stage, index] += part[stage]
     np.testing.assert_array_equal(found, expected)
 
 

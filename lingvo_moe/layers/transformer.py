@@ -271,17 +271,19 @@ class TransformerLayer(Layer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerStack(Layer):
-    """A period of layers, repeated with stacked weights: (dense, MoE) puts experts in every other layer (GShard 2.2).
+    """The layers of a pattern, repeated with stacked weights: (dense, MoE) puts experts in every other layer.
+
+    That is the model of GShard (section 2.2).
 
     Attributes:
-      period: the layers of one repeat.
-      repeats: R; the stack has R * len(period) layers.
+      pattern: the layers of one repeat.
+      repeats: R; the stack has R * len(pattern) layers.
       relative_bias: of the self-attention of all layers; None for none. Not with a pipeline or microbatches.
       unroll, remat: see `repeat`.
       pipeline, stages, microbatches: see `layers.pipeline_schedule`; by default the whole batch passes at once.
     """
 
-    period: tuple[TransformerLayer, ...]
+    pattern: tuple[TransformerLayer, ...]
     repeats: int
     relative_bias: RelativeBias | None = None
     unroll: bool = False
@@ -298,7 +300,7 @@ class TransformerStack(Layer):
     @property
     def metric_names(self) -> tuple[str, ...]:
         """The metrics of a call: those that its layers declare."""
-        return tuple(dict.fromkeys(name for layer in self.period for name in layer.feed_forward.metric_names))
+        return tuple(dict.fromkeys(name for layer in self.pattern for name in layer.feed_forward.metric_names))
 
     def weights(self) -> dict:
         """See `Layer.weights`."""
@@ -313,12 +315,12 @@ class TransformerStack(Layer):
         Each metric is the mean over the layers that declare it.
         """
         num_declaring = {
-            name: sum(name in layer.feed_forward.metric_names for layer in self.period) for name in self.metric_names
+            name: sum(name in layer.feed_forward.metric_names for layer in self.pattern) for name in self.metric_names
         }
 
         def body(theta, inputs, constants, context):
             outputs, totals = inputs, dict.fromkeys(self.metric_names, 0.0)
-            for index, layer in enumerate(self.period):
+            for index, layer in enumerate(self.pattern):
                 name = f"layer_{index}"
                 of_layer = context.fold(index).named(name)
                 masks = Masks(**constants["masks"])
@@ -334,7 +336,7 @@ class TransformerStack(Layer):
         if self.pipeline == "none" and self.microbatches == 1:
             outputs, metrics = repeat(*arguments, context, unroll=self.unroll, **options)
         else:
-            options["independent_rows"] = all(layer.independent_rows for layer in self.period)
+            options["independent_rows"] = all(layer.independent_rows for layer in self.pattern)
             outputs, metrics = pipeline(*arguments, _CONSTANT_AXES, context, self.schedule, **options)
         return self._normalised(theta, outputs, context), metrics
 
@@ -346,7 +348,7 @@ class TransformerStack(Layer):
         """
         divides = self.unroll or prefers_unstacked_weights(context)
         parts = [slice(i, i + 1) for i in range(self.repeats)] if divides else [slice(None)]
-        layers = {f"layer_{index}": layer for index, layer in enumerate(self.period)}
+        layers = {f"layer_{index}": layer for index, layer in enumerate(self.pattern)}
 
         def unstacked(part: slice) -> dict:
             # A part first: other forms of the whole stack would be in memory beside it.
@@ -391,7 +393,7 @@ class TransformerStack(Layer):
     ) -> tuple[tf.Tensor, dict]:
         def layers(i, outputs, caches):
             caches = dict(caches)
-            for index, layer in enumerate(self.period):
+            for index, layer in enumerate(self.pattern):
                 name = f"layer_{index}"
                 sliced = tree.map_leaves(lambda weight: weight[i], theta[name])
                 outputs, caches[name] = layer.step(sliced, outputs, caches[name], i, start, masks, context)
@@ -420,7 +422,7 @@ class TransformerStack(Layer):
     ) -> dict:
         """The caches of the layers with the stacked weights `theta`."""
         caches = {}
-        for index, layer in enumerate(self.period):
+        for index, layer in enumerate(self.pattern):
             cache = {}
             sizes = {"N": layer.attention.num_heads, "D": layer.attention.head_dim}
             sizes |= {"L": cache_length, "B": batch_size}
@@ -437,12 +439,12 @@ class TransformerStack(Layer):
 
     @property
     def _norm(self) -> LayerNorm | RMSNorm:
-        return self.period[0].norm
+        return self.pattern[0].norm
 
     @property
     def _is_normalised(self) -> bool:
         """Whether the outputs of the last layer are normalised already."""
-        return self.period[0].post_norm
+        return self.pattern[0].post_norm
 
     def _normalised(self, theta: dict, outputs: tf.Tensor, context: Context) -> tf.Tensor:
         """The outputs of the stack from those of the last layer."""
@@ -454,7 +456,7 @@ class TransformerStack(Layer):
         # Devices hold equal parts of a weight: where stages do not divide the layers, all devices store all of them.
         axis = "r" if self.repeats % self.schedule.stages else "R"
         return {
-            f"layer_{index}": _repeated(layer.weights(), self.repeats, axis) for index, layer in enumerate(self.period)
+            f"layer_{index}": _repeated(layer.weights(), self.repeats, axis) for index, layer in enumerate(self.pattern)
         }
 
 

@@ -30,8 +30,8 @@ ATTENTION = MultiHeadAttention(model_dim=MODEL, num_heads=2, head_dim=4)
 DENSE = DenseFeedForward(model_dim=MODEL, hidden_dim=16)
 EXPERTS = MixtureOfExperts(model_dim=MODEL, hidden_dim=16, num_experts=4, num_groups=2)
 LAYER = TransformerLayer(attention=ATTENTION, feed_forward=DENSE, has_cross_attention=True)
-STACK = TransformerStack(period=(LAYER, dataclasses.replace(LAYER, feed_forward=EXPERTS)), repeats=2)
-DENSE_STACK = TransformerStack(period=(LAYER,), repeats=2, unroll=True)
+STACK = TransformerStack(pattern=(LAYER, dataclasses.replace(LAYER, feed_forward=EXPERTS)), repeats=2)
+DENSE_STACK = TransformerStack(pattern=(LAYER,), repeats=2, unroll=True)
 
 
 def inputs_of(layer) -> dict:
@@ -64,8 +64,8 @@ def test_the_epsilon_is_that_of_every_normalisation():
     for path, weight in tree.flatten(inputs["theta"]).items():
         if "norm/" in path:
             weight[:] = path.endswith("scale")
-    layers = tuple(dataclasses.replace(layer, norm_epsilon=1e12) for layer in STACK.period)
-    outputs, _ = call(dataclasses.replace(STACK, period=layers), eager(inputs))
+    layers = tuple(dataclasses.replace(layer, norm_epsilon=1e12) for layer in STACK.pattern)
+    outputs, _ = call(dataclasses.replace(STACK, pattern=layers), eager(inputs))
     centred = inputs["inputs"] - inputs["inputs"].mean(axis=-1, keepdims=True)
     np.testing.assert_allclose(1e6 * outputs.numpy(), centred, atol=1e-4)
 
@@ -105,7 +105,7 @@ def test_a_layer_is_post_norm_if_it_says_so():
     expected = normalised(theta["feed_forward"]["norm"], (outputs + fed).numpy())
     found, _ = call(layer, inputs)
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
-    stack = dataclasses.replace(DENSE_STACK, period=(layer,), repeats=1)
+    stack = dataclasses.replace(DENSE_STACK, pattern=(layer,), repeats=1)
     assert stack.weights().keys() == {"layer_0"} == DENSE_STACK.weights().keys() - {"norm"}
     stacked = {"layer_0": tree.map_leaves(lambda weight: weight[None], theta)}
     of_stack, _ = call(stack, {**inputs, "theta": stacked})
@@ -146,7 +146,7 @@ def test_a_stack_is_its_period_repeated_and_normalised(way):
     tensors = eager(inputs)
     outputs, halves = inputs["inputs"], []
     for repeat in range(STACK.repeats):
-        for index, layer in enumerate(STACK.period):
+        for index, layer in enumerate(STACK.pattern):
             theta = tree.map_leaves(lambda weight, i=repeat: weight[i], tensors["theta"][f"layer_{index}"])
             outputs, metrics = by_sublayers(layer, theta, outputs, tensors["memory"])
         halves.append(metrics)
@@ -162,7 +162,7 @@ def test_a_stack_is_its_period_repeated_and_normalised(way):
 def test_a_pipeline_of_one_microbatch_draws_the_numbers_of_a_stack_without_one():
     """Results depend on the number of microbatches, and on nothing else of a pipeline."""
     layer = dataclasses.replace(LAYER, residual_dropout=0.5)
-    stack = dataclasses.replace(DENSE_STACK, period=(layer,), unroll=False, remat="full")
+    stack = dataclasses.replace(DENSE_STACK, pattern=(layer,), unroll=False, remat="full")
     piped = dataclasses.replace(stack, pipeline="gpipe", stages=2)
 
     def outputs(inputs: dict) -> dict:
@@ -197,7 +197,7 @@ def test_what_a_malformed_layer_returns_is_named(way):
         ("", r"float32 \[.*, 7\]; expected a float32 \[.*, 8\]"),
     ):
         layer = dataclasses.replace(LAYER, feed_forward=Narrow(model_dim=MODEL, hidden_dim=16, metric=metric))
-        stack = TransformerStack(period=(layer,), repeats=2, **way)
+        stack = TransformerStack(pattern=(layer,), repeats=2, **way)
         with pytest.raises(UserError, match=f"^feed-forward layer 'Narrow': .*{message}"):
             harness.lower_for(lambda inputs, stack=stack: {"outputs": call(stack, inputs)[0]}, inputs_of(stack))
 

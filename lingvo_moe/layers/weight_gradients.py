@@ -87,7 +87,7 @@ class WeightGradients:
     Attributes:
       buffers: of the pipeline.
       weight_axes: the logical axes of the stored weights.
-      parts: of the rows, if the gradients are partial; the sums have a dimension U after their rows then.
+      parts: of the rows, if the gradients are partial; the sums have a dimension U after their repeats then.
     """
 
     buffers: StageBuffers
@@ -95,11 +95,11 @@ class WeightGradients:
     parts: RowParts | None
 
     def zeros(self, theta: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The sums before the first iteration, from the weights by stage `[P, rows, ...]`."""
+        """The sums before the first iteration, from the weights by stage `[P, repeats, ...]`."""
         buffers, count = self._terms, [self.parts.count] if self.parts else []
         return [
             buffers.annotate(tf.zeros((*weight.shape[:2], *count, *weight.shape[2:]), weight.dtype), axes)
-            for weight, axes in zip(theta, map(buffers.row_axes, self._axes))
+            for weight, axes in zip(theta, map(buffers.stage_weight_axes, self._axes))
         ]
 
     def add(
@@ -108,15 +108,16 @@ class WeightGradients:
         """Adds the gradients of an iteration's repeat j, `[P, ...]` or `[P, U, ...]`, of the stages that compute it."""
         active = iteration.active(j)
         return [
-            self._terms.add_to_row(total, iteration, j, select(active, part, 0), axes)
+            self._terms.add_to_stage_weight(total, iteration, j, select(active, part, 0), axes)
             for total, part, axes in zip(totals, gradients, self._axes, strict=True)
         ]
 
     def reduced(self, totals: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The complete sums, `[P, rows, ...]`."""
+        """The complete sums, `[P, repeats, ...]`."""
         if self.parts is None:
             return list(totals)
-        layout, axes_by_stage = self.buffers.context.layout, [self.buffers.row_axes(axes) for axes in self.weight_axes]
+        layout = self.buffers.context.layout
+        axes_by_stage = [self.buffers.stage_weight_axes(axes) for axes in self.weight_axes]
         return [
             reduce(
                 Partial(

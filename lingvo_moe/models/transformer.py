@@ -204,7 +204,7 @@ class Transformer(Layer):
         layers = {}
         for scope, repeats in found.items():
             stack, layer = scope.split("/")[:2]
-            period, index = len(self.layer_patterns[stack]), int(layer.removeprefix("layer_"))
+            pattern_length, index = len(self.layer_patterns[stack]), int(layer.removeprefix("layer_"))
             tokens = batch["source" if stack == "encoder" else "target"]["ids"]
             rows, length = tokens.shape
             groups, size, _ = repeats[0].shape
@@ -212,7 +212,7 @@ class Transformer(Layer):
                 raise UserError(f"{scope}: layers that route twice, or a part of their tokens, cannot be explained.")
             for repeat, routing in enumerate(repeats):
                 shape = (*tokens.shape, routing.shape[-1])
-                layers[f"{stack}/{repeat * period + index + 1}"] = {
+                layers[f"{stack}/{repeat * pattern_length + index + 1}"] = {
                     "experts": tf.reshape(routing.expert_indices(), shape),
                     "weights": tf.reshape(routing.weights, shape),
                 }
@@ -407,7 +407,7 @@ class Transformer(Layer):
 
     def _stack(self, name: str, has_cross_attention: bool) -> TransformerStack:
         return TransformerStack(
-            period=tuple(self._stacked_layer(layer, has_cross_attention) for layer in self.feed_forwards(name)),
+            pattern=tuple(self._stacked_layer(layer, has_cross_attention) for layer in self.feed_forwards(name)),
             repeats=self.repeats[name],
             unroll=self.unroll,
             remat=self.remat,

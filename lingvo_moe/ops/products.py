@@ -26,7 +26,7 @@ def multiply(rows: tf.Tensor, weights: tf.Tensor, context: Context, transpose_b:
     """
     if context.platform != "cpu" or rows.dtype != tf.float32:
         return tf.matmul(rows, weights, transpose_b=transpose_b)
-    dtype = tf.bfloat16 if is_rounded(rows, context) else tf.float32
+    dtype = tf.bfloat16 if rounds_operands_of(rows, context) else tf.float32
     if not context.training:
         return _multiply(tf.cast(rows, dtype), tf.cast(weights, dtype), transpose_b=transpose_b)
 
@@ -43,12 +43,12 @@ def multiply(rows: tf.Tensor, weights: tf.Tensor, context: Context, transpose_b:
     return named_gradient(product)(rows, weights)
 
 
-def is_rounded(rows: tf.Tensor, context: Context) -> bool:
+def rounds_operands_of(rows: tf.Tensor, context: Context) -> bool:
     """Returns whether `multiply` rounds: on a CPU that multiplies bfloat16 faster, where asked to."""
-    return rows.dtype == tf.float32 and rounds(context)
+    return rows.dtype == tf.float32 and rounds_float32_operands(context)
 
 
-def rounds(context: Context) -> bool:
+def rounds_float32_operands(context: Context) -> bool:
     """Returns whether `multiply` rounds float32 operands."""
     return context.matmul_precision == BFLOAT16 and context.platform == "cpu" and processor.multiplies_bfloat16()
 

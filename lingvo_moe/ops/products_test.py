@@ -15,7 +15,7 @@ from lingvo_moe import tree
 from lingvo_moe.engines.pjrt import Engine
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
-from lingvo_moe.ops.products import is_rounded, multiply
+from lingvo_moe.ops.products import multiply, rounds_operands_of
 from lingvo_moe.ops.projection import project, project_by_expert, project_in_float32, project_to_rows
 from lingvo_moe.program import lower
 from lingvo_moe.sharding.layout import DeviceMesh, Layout, Spec
@@ -119,15 +119,15 @@ def test_the_routers_product_is_not_rounded():
 def test_other_platforms_and_precisions_are_not_rounded(change):
     """Matrix units that round by themselves, and what the user did not ask for."""
     rows = tf.zeros((2, 2))
-    assert is_rounded(rows, Context(**_TRAINING))
-    assert not is_rounded(rows, Context(**{**_TRAINING, **change}))
-    assert not is_rounded(tf.cast(rows, tf.bfloat16), Context(**_TRAINING))
+    assert rounds_operands_of(rows, Context(**_TRAINING))
+    assert not rounds_operands_of(rows, Context(**{**_TRAINING, **change}))
+    assert not rounds_operands_of(tf.cast(rows, tf.bfloat16), Context(**_TRAINING))
 
 
 def test_a_processor_without_the_instructions_multiplies_float32(monkeypatch):
     """There, products of bfloat16 would be slower."""
     monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: False)
-    assert not is_rounded(tf.zeros((2, 2)), Context(**_TRAINING))
+    assert not rounds_operands_of(tf.zeros((2, 2)), Context(**_TRAINING))
 
 
 def weight_gradient(sizes: tuple[int, int, int], transpose_b: bool = False, layout: Layout = Layout()) -> str:

@@ -66,16 +66,16 @@ def _stacks(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, list[_Layer]]:
     found: dict[str, dict[str, dict[str, tuple[int, ...]]]] = {}
     for path, shape in shapes.items():
         if match := _STACKED.fullmatch(path):
-            period = found.setdefault(match["stack"], {})
-            period.setdefault(match["layer"], {})[match["name"]] = tuple(shape)
-    return {stack: list(_unrolled(stack, period)) for stack, period in found.items()}
+            pattern = found.setdefault(match["stack"], {})
+            pattern.setdefault(match["layer"], {})[match["name"]] = tuple(shape)
+    return {stack: list(_unrolled(stack, pattern)) for stack, pattern in found.items()}
 
 
-def _unrolled(stack: str, period: Mapping[str, Mapping[str, tuple[int, ...]]]) -> Iterator[_Layer]:
-    (repeats,) = {shape[0] for layer in period.values() for shape in layer.values()}
+def _unrolled(stack: str, pattern: Mapping[str, Mapping[str, tuple[int, ...]]]) -> Iterator[_Layer]:
+    (repeats,) = {shape[0] for layer in pattern.values() for shape in layer.values()}
     for repeat in range(repeats):
-        for name in sorted(period, key=lambda name: int(name.removeprefix("layer_"))):
-            shapes = tuple(sorted((weight, shape[1:]) for weight, shape in period[name].items()))
+        for name in sorted(pattern, key=lambda name: int(name.removeprefix("layer_"))):
+            shapes = tuple(sorted((weight, shape[1:]) for weight, shape in pattern[name].items()))
             yield _Layer(f"{stack}/{name}", repeat, shapes)
 
 

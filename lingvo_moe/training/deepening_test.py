@@ -12,10 +12,10 @@ _DENSE = {"attention/output": (2, 3), "attention/output_bias": (3,), "wi": (3, 4
 _MOE = {"attention/output": (2, 3), "wo": (2, 4, 3), "wo_bias": (2, 3)}
 
 
-def _shapes(stack: str, period: list[dict], repeats: int) -> dict[str, tuple[int, ...]]:
+def _shapes(stack: str, pattern: list[dict], repeats: int) -> dict[str, tuple[int, ...]]:
     return {
         f"{stack}/layer_{index}/{name}": (repeats, *shape)
-        for index, layer in enumerate(period)
+        for index, layer in enumerate(pattern)
         for name, shape in layer.items()
     }
 
@@ -72,7 +72,7 @@ def test_the_rest_is_as_it_was():
 
 
 @pytest.mark.parametrize(
-    ("period", "repeats", "message"),
+    ("pattern", "repeats", "message"),
     [
         ([_DENSE], 3, "the encoder has 3 layers, without a place for 1 of the 2 layers of the initial weights"),
         (
@@ -82,7 +82,7 @@ def test_the_rest_is_as_it_was():
         ),
     ],
 )
-def test_other_layers_are_refused(period, repeats, message):
+def test_other_layers_are_refused(pattern, repeats, message):
     """Instead of a model that forgets a layer, or that is random in part."""
     with pytest.raises(UserError, match=message):
-        deepen(_values(_shapes("encoder", [_DENSE, _MOE], 1)), _shapes("encoder", period, repeats))
+        deepen(_values(_shapes("encoder", [_DENSE, _MOE], 1)), _shapes("encoder", pattern, repeats))

@@ -141,7 +141,7 @@ def _make_steps(run: TrainingRun, batches: Iterator[tuple[Batch, State]], callba
 def _step(run: TrainingRun, batches: Iterator[tuple[Batch, State]], step: int) -> StepResult:
     """Calls the engine once, after `step` steps."""
     schedule = run.experiment.training
-    taken, states = zip(*itertools.islice(batches, schedule.steps_at(step)))
+    taken, states = zip(*itertools.islice(batches, schedule.steps_of_next_call(step)))
     metrics = run.training.train(taken)
     step += len(taken)
     return StepResult(step, taken, metrics, states[-1], last=step == schedule.steps or run.should_stop())
