@@ -16,11 +16,11 @@ class UserError(ValueError):
 class OutOfMemory(Exception):
     """Raised when a program does not fit into the memory of the devices.
 
-    The command line prints it as it does the error of XLA of a device that is here.
+    The command line reports it like XLA's own out-of-memory error.
 
     Attributes:
-      needed: bytes of a device's memory; the compiler counts all of it, or what is needed beside donated inputs.
-      available: bytes of a device's memory.
+      needed: bytes per device; depending on the compiler, with or without the donated inputs.
+      available: bytes per device.
     """
 
     def __init__(self, needed: int, available: int):

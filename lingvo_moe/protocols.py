@@ -1,4 +1,4 @@
-"""What the steps require of models and optimizers: protocols, so that a class of one's own need not inherit."""
+"""What the steps require of models and optimizers, as structural types: a user's class need not inherit."""
 
 from __future__ import annotations
 

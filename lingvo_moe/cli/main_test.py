@@ -100,7 +100,7 @@ def test_show_explains_each_hyperparameter(capsys):
             ["train", "--model=Quickstart", "--logdir=x", "--coordinator=x", "--processes=2", "--process=0"],
             "expected HOST:PORT",
         ),
-        (["train", "--model=Quickstart", "--logdir=x", "--mesh=two"], "device mesh 'two' is not understood"),
+        (["train", "--model=Quickstart", "--logdir=x", "--mesh=two"], "device mesh 'two' cannot be parsed"),
         (["train", "--model=Quickstart", "--logdir=x", "--tokenizers=nowhere"], "no directory of tokenizers nowhere"),
         (["eval", "--model=Quickstart", "--logdir=x", "--corpus=nowhere"], "nowhere"),
         (["export", "--model=Quickstart"], "--output is missing"),

@@ -173,7 +173,7 @@ class Cluster:
         matched = _NAME.fullmatch(name.lower())
         if not matched:
             raise UserError(
-                f"--topology={name} is not understood; write a GPU, the number of nodes and the GPUs of a node, for "
+                f"--topology={name} cannot be parsed; expected a GPU, the number of nodes and the GPUs of a node, for "
                 f"instance h100:4x8."
             )
         generation, nodes, gpus = matched[1], int(matched[2]), int(matched[3])

@@ -74,8 +74,8 @@ def test_what_does_not_fit_is_refused():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("h100", "--topology=h100 is not understood; write a GPU, the number of nodes and the GPUs of a node"),
-        ("h100:8", "--topology=h100:8 is not understood"),
+        ("h100", "--topology=h100 cannot be parsed; expected a GPU, the number of nodes and the GPUs of a node"),
+        ("h100:8", "--topology=h100:8 cannot be parsed"),
         ("h10:1x8", "no such GPU. Did you mean .*h100.*Known: a100, h100, h200, b200"),
         ("h100:0x8", "0 nodes of 8 GPUs; expected at least one node of 1 to 8 GPUs, for instance h100:4x8"),
         ("h100:2x16", "2 nodes of 16 GPUs"),

@@ -95,7 +95,7 @@ class Slice:
         matched = _NAME.fullmatch(name.lower())
         if not matched:
             raise UserError(
-                f"--topology={name} is not understood; write a generation and the chips along each dimension, "
+                f"--topology={name} cannot be parsed; expected a generation and the chips along each dimension, "
                 f"for instance {', '.join(GENERATIONS.values())}."
             )
         generation, chips = matched[1], tuple(map(int, matched[2].split("x")))

@@ -68,7 +68,8 @@ class MultiHeadAttention(Layer):
     ) -> tf.Tensor:
         """Attends from `queries [B, T, M]` to `memory [B, L, M]` where `mask [B, T, L] bool` is true: `[B, T, M]`.
 
-        `bias [N, T, L] float32` is added to the logits, see `relative_bias`; a dimension T of 1 is that of all queries.
+        `bias [N, T, L] float32` is added to the logits, see `relative_bias`. T may be 1: all queries then have the
+        same bias.
         """
         keys, values = self.keys_values(theta, memory, context)
         return self.attend(theta, queries, keys, values, mask, context, bias=bias)

@@ -10,8 +10,11 @@ from collections.abc import Sequence
 
 from lingvo_moe.lazy import tf
 
-# A repeat saves for its backward pass: everything; its inputs only; also the outputs of its sublayers and tensors that
-# crossed devices; also the widest tensors, hidden layers and attention's projections.
+# What a repeat saves for its backward pass:
+#   none: everything
+#   full: inputs only
+#   keep_outputs: also sublayer outputs and results of collectives
+#   keep_hidden: also hidden layers and attention projections
 REMAT = ("none", "full", "keep_outputs", "keep_hidden")
 SAVED_NAMES = {"full": (), "keep_outputs": ("output",), "keep_hidden": ("output", "hidden")}
 

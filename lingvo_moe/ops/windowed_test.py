@@ -218,7 +218,7 @@ MISUSES = {
     "H is a dimension of 3 of the three tensors; expected 2": lambda: _multiply("BHM,HMT->BHT"),
     "T is a dimension of 1 of the three tensors": lambda: _multiply("BTM,MH->BH"),
     "B and b are two logical axes": lambda: _multiply("BbM,MH->BbH"),
-    "is not understood; write the logical axes": lambda: _multiply("BM,MH"),
+    "cannot be parsed; expected the logical axes": lambda: _multiply("BM,MH"),
     "vectorised over P": lambda: _multiply(outer_axes="P"),
 }
 

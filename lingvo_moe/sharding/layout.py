@@ -118,8 +118,8 @@ class DeviceMesh:
             if isinstance(error, UserError):
                 raise
             raise UserError(
-                f"device mesh {text!r} is not understood; write the number of devices (8) or the sizes of several axes "
-                f"(4x2, 2x2x2)."
+                f"device mesh {text!r} cannot be parsed; expected the number of devices (8) or the sizes of several "
+                "axes (4x2, 2x2x2)."
             ) from None
 
 

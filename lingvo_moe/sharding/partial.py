@@ -269,7 +269,7 @@ def parse_product(equation: str) -> tuple[str, str, str]:
     named = left + right + outputs
     if not (arrow and comma and named.isalpha()) or UNREDUCED in named:
         raise UserError(
-            f"equation {equation!r} is not understood; write the logical axes of two factors and of their product, "
+            f"equation {equation!r} cannot be parsed; expected the logical axes of two factors and of their product, "
             f"without {UNREDUCED}: BTH,HM->BTM."
         )
     return left, right, outputs

@@ -339,7 +339,7 @@ MISUSES = {
     ),
     "M is sharded along None in BM and along x in MH": lambda: _sum(layout=TWO_AXES),
     "M is 12, which the 8 devices along mesh axis x do not divide": lambda: _sum(contracted=12),
-    "is not understood; write the logical axes": lambda: _sum("BM,MH"),
+    "cannot be parsed; expected the logical axes": lambda: _sum("BM,MH"),
     "without U": lambda: _sum("UM,MH->UH"),
     "one of the factors must be a partial sum. Use tf.einsum": lambda: product(
         EQUATION, tf.zeros((16, 16)), tf.zeros((16, 16))
