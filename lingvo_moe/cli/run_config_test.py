@@ -80,7 +80,7 @@ def test_the_mesh_is_either_a_number_of_devices_or_a_shape():
 
 @pytest.mark.parametrize("config", [run_config.TrainConfig, run_config.PlanConfig])
 @pytest.mark.parametrize("flag, prefix", [("--mesh", "--mesh"), ("--set=mesh", "--set mesh")])
-@pytest.mark.parametrize("value, remedy", [("4x", "write the number of devices"), ("0", "give sizes >= 1, e.g. 8")])
+@pytest.mark.parametrize("value, remedy", [("4x", "expected the number of devices"), ("0", "give sizes >= 1, e.g. 8")])
 def test_a_wrong_mesh_is_an_error_that_names_the_flag(config, flag, prefix, value, remedy):
     """A command line, or a script around it, may have many values; the shape alone does not say which one is wrong."""
     with pytest.raises(UserError, match=f"^{prefix}={value}: device mesh .*{remedy}"):
