@@ -147,6 +147,8 @@ def drop_compiled_programs(request):
             function.cache_clear()
     jax.clear_caches()
     # A file that uses the cache of programs, as `testing.experiments.compile_once` and commands do, sets it again.
+    if program_cache := sys.modules.get("lingvo_moe.program_cache"):
+        program_cache.use(program_cache.OFF)
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
     _return_freed_memory(request.config)
