@@ -12,6 +12,7 @@ import importlib
 import os
 import sys
 import tempfile
+import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,8 @@ class LazyModule:
         self._importing, self._imported = importing, imported
 
 
+# Another thread than the importing one holds it while it writes to file descriptor 2, or its lines might be discarded.
+STDERR = threading.RLock()
 _TENSORFLOW, _TENSORFLOW_TEXT = LazyModule("tensorflow"), LazyModule("tensorflow_text")
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -78,11 +81,11 @@ def deferred_stderr() -> Iterator[None]:
 
     TensorFlow's C++ code reports CPU features and absent GPUs before any of its log settings applies. Such lines break
     progress bars and say nothing about the program, which runs on PJRT. Where the import fails they are written after
-    all.
+    all. The block holds `STDERR`.
     """
     sys.stderr.flush()
     stderr = os.dup(2)
-    with tempfile.TemporaryFile() as output:
+    with STDERR, tempfile.TemporaryFile() as output:
         os.dup2(output.fileno(), 2)
         try:
             yield

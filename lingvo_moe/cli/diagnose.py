@@ -16,6 +16,7 @@ from lingvo_moe.cli.run_config import DiagnoseConfig
 from lingvo_moe.data.pipeline import TrainInput
 from lingvo_moe.errors import UserError
 from lingvo_moe.experiment import Experiment
+from lingvo_moe.training import compiling
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.checkpoint_reader import WEIGHTS, Reader
 from lingvo_moe.training.diagnosis import Diagnosis
@@ -57,15 +58,8 @@ def diagnose(config: DiagnoseConfig):
         saved.check_shapes(experiment.batch_specs())
     step = _replayed(saved, checkpoints) if saved else _next(experiment, checkpoints)
     _check_average(checkpoints.path(step.checkpoint), experiment.training.ema_decay)
-    _logger.info(
-        "compiling the diagnosis of %s, %s weights, for %d %s device(s), mesh %s ...",
-        name,
-        f"{experiment.model.num_weights():,}",
-        len(engine.devices),
-        engine.platform,
-        experiment.mesh,
-    )
-    program = engine.load(experiment.steps.diagnose(experiment.batch_specs()))
+    with compiling.announced(f"the diagnosis of {name}", experiment, engine.platform):
+        program = engine.load(experiment.steps.diagnose(experiment.batch_specs()))
     _, theta = checkpoints.restore_theta(name, theta_specs, program.shardings("state")["theta"], step.checkpoint)
     state = {"step": np.int32(step.done), "seed": np.array(step.seed, np.int32), "theta": theta}
     if experiment.training.ema_decay:

@@ -14,6 +14,7 @@ from lingvo_moe.engines.base import Engine
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.inference.lines.translation import Translation
 from lingvo_moe.inference.trained_weights import trained_weights
+from lingvo_moe.training import compiling
 from lingvo_moe.utils import progress
 
 
@@ -48,7 +49,8 @@ class Explainer:
             target_length=experiment.search.max_length + 1,
             packing=False,
         )
-        self._program = engine.load(experiment.steps.explain(self._input.specs()))
+        with compiling.announced(f"the explanation of {name}", experiment, engine.platform, compiling.UNLESS_CACHED):
+            self._program = engine.load(experiment.steps.explain(self._input.specs()))
 
     def explain(self, translations: Sequence[Translation], step: int) -> Iterator[dict[str, Any]]:
         """Yields an explanation for each part of each translation: one, or several of a line that was split.

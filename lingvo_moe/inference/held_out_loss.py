@@ -81,7 +81,7 @@ def compute(
     held_out = EvalInput(experiment.corpus, experiment.tokenizers, experiment.input, split, languages, max_pairs)
     if next(held_out.batches(), None) is None:
         raise UserError(_no_batch(experiment, split, held_out.num_rejected))
-    with trained_weights(name, experiment, logdir, step) as restore:
+    with trained_weights(name, experiment, logdir, step, f"the loss of {name}") as restore:
         evaluation = engine.evaluation(experiment.steps, experiment.batch_specs())
         step, theta = restore(evaluation.shardings)
     evaluation.load(theta)

@@ -11,7 +11,6 @@ import functools
 import itertools
 import logging
 import pathlib
-import time
 import types
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -23,7 +22,7 @@ from lingvo_moe.distributed.process_group import ProcessGroup
 from lingvo_moe.engines.base import Engine, Training
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.optimizers.schedules import InverseSquareRoot
-from lingvo_moe.training import hyperparameters, logdir_lock
+from lingvo_moe.training import compiling, hyperparameters, logdir_lock
 from lingvo_moe.training.callbacks import Callback, StepResult, TrainingRun, check_callback, registered_callbacks
 from lingvo_moe.training.non_finite import NonFiniteGuard
 from lingvo_moe.training.preemption import PreemptionGuard
@@ -178,11 +177,8 @@ def _log_cooldown(experiment: Experiment):
 
 
 def _compile(name: str, experiment: Experiment, engine: Engine, process_group: ProcessGroup) -> Training:
-    start = time.monotonic()
-    devices = f"{len(engine.devices)} {engine.platform} device(s), mesh {experiment.mesh}"
-    _logger.info("compiling %s, %s weights, for %s ...", name, f"{experiment.model.num_weights():,}", devices)
-    training = engine.training(experiment.steps, experiment.batch_specs(), experiment.training.evaluate_every > 0)
-    # The first collective between two processes fails if one of them arrives half a minute after the other.
-    process_group.barrier()
-    _logger.info("compiled in %.0f s", time.monotonic() - start)
+    with compiling.announced(name, experiment, engine.platform):
+        training = engine.training(experiment.steps, experiment.batch_specs(), experiment.training.evaluate_every > 0)
+        # The first collective between two processes fails if one of them arrives half a minute after the other.
+        process_group.barrier()
     return training
