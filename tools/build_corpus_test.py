@@ -57,6 +57,16 @@ def test_second_call_reports_up_to_date(django, capsys):
     assert f"{django.directory} is up to date: {len(django.languages)} languages" in capsys.readouterr().out
 
 
+def test_own_catalogs_without_a_language_are_a_warning(tmp_path, capsys):
+    """Before, only report.txt said that their entries are missing."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "de.tsv").write_text("Haus am See\thouse on the lake\n")
+    (tmp_path / "own" / "messages.po").write_text('msgid "yes"\nmsgstr "ja"\n\nmsgid "no"\nmsgstr "nein"\n')
+    assert _run("--preset=none", f"--input={tmp_path}/own", f"--output={tmp_path}/corpus") == 0
+    expected = "2 entries of catalogs whose language is not known were not read: own/messages.po 2. Name the file or"
+    assert f"warning: {expected}" in capsys.readouterr().err
+
+
 def test_several_inputs(tmp_path, capsys):
     """--input may be repeated; a corpus too small for held-out splits is a warning; what was rejected is said."""
     for language in ("de", "fr"):

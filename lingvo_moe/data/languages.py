@@ -170,6 +170,12 @@ def from_path(path: PurePath, header: str = "") -> str | None:
     )
 
 
+def names_language(directory: str) -> bool:
+    """Whether a directory's name is a language of two letters: `de`, `pt_BR`. One of three may be any word."""
+    label = _language(directory)
+    return label is not None and _is_two_letter(label)
+
+
 def _subtag(part: str) -> str:
     if part.title() in _SCRIPTS:
         return part.title()

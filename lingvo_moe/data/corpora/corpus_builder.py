@@ -27,7 +27,7 @@ from lingvo_moe.utils.hashes import sha256
 PRESET_MODULES = (sources, debian, debian_more, wheels, pocket)  # importing them registers the presets
 HELD_OUT_CAP = 1000  # pairs per language, in test and in valid each
 # A part of a corpus's identity: increase it with every change of reading, cleaning or splitting.
-_RULES_VERSION = 5
+_RULES_VERSION = 6
 
 
 @dataclasses.dataclass
@@ -131,7 +131,9 @@ def build(
     _check_not_empty(collected, selected, not_read)
     reject_wrong_script(collected)
     chosen = {split: _collect_given(split, own, held_out[split], read, collected) for split, own in given.items()}
-    _write(target, preset, read_from, collected, unseen_by, chosen, force, not_read)
+    names = [source.name for source in (*own_inputs, *itertools.chain(*given.values()))]
+    own = {"own_inputs": names, "unread_files": not_read}
+    _write(target, preset, read_from, collected, unseen_by, chosen, force, own)
     return Corpus.open(output), True
 
 
@@ -211,7 +213,7 @@ def _write(
     unseen_by: Corpus | None,
     given: Mapping[str, GivenSplit],
     force: bool,
-    not_read: Sequence[str],
+    own: Mapping[str, Sequence[str]],
 ):
     english = {english for pairs in collected.pairs.values() for _, english in pairs}
     if unseen_by:
@@ -241,7 +243,7 @@ def _write(
                 "inputs_identity": target.identity,
                 "unseen_by": unseen_by.fingerprint if unseen_by else None,
                 "missing_packages": list(read_from.missing_packages),
-                "unread_files": list(not_read),
+                **{field: list(texts) for field, texts in own.items()},
                 "english_keys": split.counts() | {name: len(keys) for name, keys in held_out.items()},
                 "english_labels": _sorted_counts(collected.english_labels),
                 "unlabelled": _sorted_counts(collected.unlabelled),
@@ -486,6 +488,6 @@ def _why_empty(collected: CollectedPairs, not_read: Sequence[str]) -> str:
     if collected.unlabelled:
         return (
             f"the names of these files do not contain their language: {', '.join(sorted(collected.unlabelled)[:5])}. "
-            "Use LANG/LC_MESSAGES/x.mo, LANG.po or LANG.tsv."
+            "Use LANG/LC_MESSAGES/x.mo, LANG/x.po, LANG.po or LANG.tsv."
         )
     return " ".join(not_read) or "the inputs have no translations into a language other than English."

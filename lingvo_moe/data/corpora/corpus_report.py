@@ -68,7 +68,7 @@ def warnings(manifest: Mapping[str, Any]) -> list[str]:
         messages.append(f"{shared} English sentences are in both --valid_input and --test_input.")
     if manifest["missing_packages"]:
         messages.append(f"packages that the distribution does not have: {', '.join(manifest['missing_packages'])}.")
-    return messages + manifest.get("unread_files", [])
+    return messages + _unlabelled(manifest) + manifest.get("unread_files", [])
 
 
 def listing(counts: Mapping[str, int], limit: int = 10) -> str:
@@ -76,6 +76,22 @@ def listing(counts: Mapping[str, int], limit: int = 10) -> str:
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     more = f", and {len(ranked) - limit} more" if len(ranked) > limit else ""
     return ", ".join(f"{name} {count:,}" for name, count in ranked[:limit]) + more
+
+
+def _unlabelled(manifest: Mapping[str, Any]) -> list[str]:
+    """Returns a sentence about the user's own files whose language is not known; a preset's package may have some."""
+    own = {
+        name: count
+        for name, count in manifest["unlabelled"].items()
+        if any(name == given or name.startswith(f"{given}/") for given in manifest.get("own_inputs", []))
+    }
+    if not own:
+        return []
+    entries = counted(sum(own.values()), "entry", "entries")
+    return [
+        f"{entries} of catalogs whose language is not known were not read: {listing(own, 3)}. Name the file or its "
+        f"directory after the language, such as de.po or de/app.po."
+    ]
 
 
 def _is_spoken(manifest: Mapping[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import NamedTuple, Protocol
 
 from lingvo_moe import definitions
@@ -124,6 +124,8 @@ class CatalogDirectory:
 
     A symbolic link counts only if it leads to a file inside of the directory, so no other file of the machine can get
     into a corpus.
+
+    If the directory's own name is that of a language, it is as if it were inside of the directory: `--input=de`.
     """
 
     def __init__(
@@ -134,13 +136,14 @@ class CatalogDirectory:
         selected: Collection[str] = (),
     ):
         self.name = name
-        self._root = root if root.is_dir() else root.parent
-        walked = _walk(root, suffixes) if root.is_dir() else [root]
+        self._is_file = not root.is_dir()
+        self._root = root.parent if self._is_file else root
+        walked = [root] if self._is_file else _walk(root, suffixes)
         paths = [
             path
             for path in sorted(walked, key=lambda path: path.relative_to(self._root).parts)
             if path.suffix in suffixes
-            and languages.is_selected(catalogs.language_by_path(path.relative_to(self._root)), selected)
+            and languages.is_selected(catalogs.language_by_path(self._path_inside(path)), selected)
         ]
         self._paths = [path for path in paths if _is_inside(path, self._root)]
         self.skipped_links = len(paths) - len(self._paths)
@@ -152,13 +155,17 @@ class CatalogDirectory:
         """Returns a hash of the relative paths and contents of the catalogs, and of the English JSON beside them."""
         english = {path.with_name(catalogs.ENGLISH_JSON) for path in self._paths if path.suffix == ".json"}
         read = sorted({*self._paths, *filter(Path.is_file, english)})
-        return combined_hash((str(path.relative_to(self._root)), path) for path in read)
+        return combined_hash((str(self._path_inside(path)), path) for path in read)
 
     def files(self) -> Iterator[CatalogFile]:
         """Yields the catalogs in the order of their paths."""
         for path in self._paths:
-            name = path.relative_to(self._root)
-            yield CatalogFile(f"{self.name}/{name}", path.stat().st_size, catalogs.read(path, name))
+            name = self.name if self._is_file else f"{self.name}/{path.relative_to(self._root)}"
+            yield CatalogFile(name, path.stat().st_size, catalogs.read(path, self._path_inside(path)))
+
+    def _path_inside(self, path: Path) -> PurePath:
+        """Returns a file's path inside of the source, after the end of the directory's that names a language."""
+        return _named_language(self._root) / path.relative_to(self._root)
 
 
 class EntrySource:
@@ -246,6 +253,13 @@ def _walk(root: Path, suffixes: Collection[str]) -> Iterator[Path]:
     for directory, _, names in os.walk(root, onerror=_refuse):
         paths = (Path(directory, name) for name in names)
         yield from (path for path in paths if path.suffix in suffixes and path.is_file())
+
+
+def _named_language(directory: Path) -> PurePath:
+    """Returns the end of a directory's path that names the language of the catalogs in it; empty if there is none."""
+    if directory.name == "LC_MESSAGES":
+        return PurePath(directory.parent.name, directory.name)
+    return PurePath(directory.name if languages.names_language(directory.name) else "")
 
 
 def _refuse(error: OSError):

@@ -213,3 +213,27 @@ def test_identity_of_entries_in_memory(tmp_path):
     first, second = (EntrySource("x", [Entry("de", "text", text)]) for text in ("Text", "Texte"))
     assert first.identity() == EntrySource("x", [Entry("de", "text", "Text")]).identity() != second.identity()
     assert first.size == sum(file.size for file in first.files()) == 8
+
+
+@pytest.mark.parametrize(
+    "given, file, language",
+    [
+        ("de", "de/app.po", "de"),
+        ("de/app.po", "de/app.po", "de"),
+        ("pt_BR/LC_MESSAGES", "pt_BR/LC_MESSAGES/app.po", "pt_BR"),
+        ("de", "de/fr.po", "fr"),
+        ("texts", "texts/app.po", "app"),
+        ("texts", "texts/messages.po", None),
+    ],
+)
+def test_the_name_of_the_given_directory_may_name_the_language(tmp_path, given, file, language):
+    """`app` looks like a language of three letters; a directory `texts` is none."""
+    path = tmp_path / file
+    path.parent.mkdir(parents=True)
+    path.write_text('msgid "yes"\nmsgstr "ja"\n')
+    assert _read(sources.user_input(tmp_path / given)) == [(language, "ja")]
+
+
+def test_a_file_is_named_once(root):
+    """Before, messages named `de.tsv/de.tsv`."""
+    assert [file.name for file in sources.user_input(root / "de.tsv").files()] == ["de.tsv"]
