@@ -269,7 +269,7 @@ def _check_report(manifest: dict):
     if not isinstance(manifest["preset"], str):
         raise TypeError("preset is not a string")
     lists = [(field, manifest[field]) for field in ("inputs", "missing_packages")]
-    lists += [(field, manifest.get(field, [])) for field in ("own_inputs", "unread_files")]
+    lists += [(field, manifest.get(field, [])) for field in ("own_inputs", "unread_files", "doubtful_files")]
     lists += [(f"held_out_inputs, {split}", names) for split, names in manifest.get("held_out_inputs", {}).items()]
     for field, names in lists:
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

@@ -8,6 +8,8 @@ length: the standard library's gettext would compile the header's Plural-Forms f
 
 from __future__ import annotations
 
+import csv
+import itertools
 import json
 import re
 import struct
@@ -29,6 +31,9 @@ _CONTEXT_END = "\x04"
 _FORM_END = "\0"
 _INDEX_OF_ONE = re.compile(r"n(?:%10+)?==1(?!\d)[^?:]*\?(\d)")
 _PO_STRING = re.compile(rb'\s*+(?:msg\w+(?:\[\d+\])?\s+|(?="))(.*)', re.DOTALL)
+# Cells without double quotes, or within two and with others doubled. A tab within them is more probably between cells.
+_CELL = rb'(?:"(?:[^"\t]++|"")*+"|[^"\t\r\n]*+)'
+_QUOTED_TABLE = re.compile(rb"(?:\xef\xbb\xbf)?(?:%s(?:\t|\r?\n))*+%s" % (_CELL, _CELL))
 _MOST_NESTED = 20
 # {{PLURAL:$1|one|many}}, {{GENDER:$1|he|she}}, {{GRAMMAR:case|word}}; the first form may be written `1=one`.
 _CHOICE = re.compile(r"\{\{\s*(?:PLURAL|GENDER|GRAMMAR)\s*:[^{}|]*\|(?:\d+=)?([^{}|]*)(?:\|[^{}]*)?\}\}", re.IGNORECASE)
@@ -218,25 +223,51 @@ def _first_choice(text: str) -> str:
 
 def _read_tsv(path: Path, name: PurePath) -> Iterator[Entry]:
     """Reads `LANG.tsv` of source<TAB>English, or a .tsv of language<TAB>source<TAB>English; name and line 1 decide."""
-    first = next(_lines(path), (0, []))[1]
-    if not first:
+    rows = table_rows(path)
+    first = next(rows, (0, []))
+    if not first[1]:
         raise UserError(f"{path}: the file is empty; expected a pair source<TAB>English a line. Fill or remove it.")
-    language = _language_of_tsv(path, name, first)
-    for number, fields in _lines(path):
-        if len(fields) != len(first):
+    columns = len(first[1])
+    language = _language_of_tsv(path, name, first[1])
+    for number, fields in itertools.chain([first], rows):
+        if len(fields) != columns:
             raise UserError(
-                f"{path}:{number}: {len(fields)} columns where the first line has {len(first)}. "
+                f"{path}:{number}: {len(fields)} columns where the first line has {columns}. "
                 "Tabs may only separate the columns."
             )
-        if len(first) == 3:
+        if columns == 3:
             language = languages.normalize(fields[0].strip())
             if language is None:
                 raise UserError(f"{path}:{number}: {fields[0]!r} is not a language label such as de or pt_BR.")
         yield Entry(language, fields[-1], fields[-2])
 
 
-def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yields the number and the columns of each line that is not blank."""
+def table_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yields the number of its last line and the columns of each row of a .tsv file that is not blank.
+
+    Cells are verbatim, unless each one with a double quote is quoted as spreadsheets do it: `"say ""yes"" now"`.
+
+    Raises:
+      UserError: the file is not UTF-8, or binary.
+    """
+    if not _is_quoted(path):
+        yield from ((number, text.split("\t")) for number, text in _lines(path) if text)
+        return
+    rows = csv.reader((f"{text}\n" for _, text in _lines(path)), delimiter="\t")
+    try:
+        yield from ((rows.line_num, row) for row in rows if row)
+    except csv.Error as error:  # a cell above the module's limit
+        raise UserError(f"{path}:{rows.line_num}: {error}. Divide the text, or remove the line.") from None
+
+
+def _is_quoted(path: Path) -> bool:
+    """Returns whether a file has double quotes, and a spreadsheet may have written them all."""
+    data = path.read_bytes()
+    return b'"' in data and _QUOTED_TABLE.fullmatch(data) is not None
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields the number and the text of each line."""
     with path.open("rb") as file:
         for number, raw in enumerate(file, 1):
             try:
@@ -248,8 +279,7 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
                 ) from None
             if "\0" in text:
                 raise UserError(f"{path}:{number}: a NUL byte; this is a binary file, not text.")
-            if text:
-                yield number, text.split("\t")
+            yield number, text
 
 
 def _language_of_tsv(path: Path, name: PurePath, first: list[str]) -> str | None:

@@ -243,6 +243,35 @@ def test_tsv_of_one_and_of_many_languages(tmp_path):
     assert _read(tmp_path / "all.tsv") == [Entry("de", "yes", "ja"), Entry("fr", "yes", "oui")]
 
 
+@pytest.mark.parametrize(
+    "content, expected",
+    [
+        ('"Ich kann ""so"""\tI can ""\n', ('"Ich kann ""so"""', 'I can ""')),  # one cell is not as of a spreadsheet
+        ('"Ich kann ""so"""\t"I can ""so"""\r\n', ('Ich kann "so"', 'I can "so"')),
+        ('\ufeff"Ich ""so"""\t"I, ""so"""', ('Ich "so"', 'I, "so"')),
+        ('"zwei\nZeilen"\ttwo\n', ("zwei\nZeilen", "two")),
+        ('"Ja", sagte er\t"Yes"\n', ('"Ja", sagte er', '"Yes"')),
+        ('"Ja" und "Nein"\tYes and No\n', ('"Ja" und "Nein"', "Yes and No")),
+        ('5" breit\t5" wide\n', ('5" breit', '5" wide')),
+        ('"Ja\tYes"\n', ('"Ja', 'Yes"')),
+    ],
+)
+def test_quotes_of_a_spreadsheet_are_removed_and_others_kept(tmp_path, content, expected):
+    """Where all cells of the file with a double quote are quoted, and quotes within them doubled."""
+    (tmp_path / "de.tsv").write_text(content, encoding="utf-8", newline="")
+    assert [(entry.translation, entry.english) for entry in _read(tmp_path / "de.tsv")] == [expected]
+    (tmp_path / "de.tsv").write_text(f'{content.rstrip()}\na "b\tc\n', encoding="utf-8", newline="")
+    if "\n" not in expected[0]:
+        assert _read(tmp_path / "de.tsv")[1] == Entry("de", "c", 'a "b')
+
+
+def test_many_quotes_are_read_in_linear_time(tmp_path):
+    """A crafted file would take time with its length's square."""
+    (tmp_path / "de.tsv").write_text('"' + '""a' * 300_000 + '\n"x\t' * 1000 + "x\ty\n")
+    with pytest.raises(UserError, match="de.tsv:1: 1 column"):
+        _read(tmp_path / "de.tsv")
+
+
 @pytest.mark.parametrize("name", ["de.tsv", "de_AT.tsv", "ast.tsv"])
 def test_a_third_column_in_a_file_named_after_its_language_is_an_error_that_says_so(tmp_path, name):
     """Such files have two columns; the error is about the columns, not about a label that the user never wrote."""

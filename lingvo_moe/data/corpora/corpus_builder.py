@@ -13,7 +13,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lingvo_moe.data import languages
-from lingvo_moe.data.corpora import catalogs, cleaning, debian, debian_more, pocket, sources, splitting, unread, wheels
+from lingvo_moe.data.corpora import (
+    catalogs,
+    cleaning,
+    debian,
+    debian_more,
+    doubtful_tables,
+    pocket,
+    sources,
+    splitting,
+    unread,
+    wheels,
+)
 from lingvo_moe.data.corpora.corpus_report import listing
 from lingvo_moe.data.corpora.corpus_writer import OutputDirectory, Pair, check_writable, prepare_output_directory
 from lingvo_moe.data.corpora.rejection import Rejection
@@ -132,7 +143,8 @@ def build(
     reject_wrong_script(collected)
     chosen = {split: _collect_given(split, own, held_out[split], read, collected) for split, own in given.items()}
     names = [source.name for source in (*own_inputs, *itertools.chain(*given.values()))]
-    own = {"own_inputs": names, "unread_files": not_read}
+    doubtful = doubtful_tables.warnings([*inputs, *itertools.chain(*held_out.values())])
+    own = {"own_inputs": names, "unread_files": not_read, "doubtful_files": doubtful}
     _write(target, preset, read_from, collected, unseen_by, chosen, force, own)
     return Corpus.open(output), True
 

@@ -68,7 +68,7 @@ def warnings(manifest: Mapping[str, Any]) -> list[str]:
         messages.append(f"{shared} English sentences are in both --valid_input and --test_input.")
     if manifest["missing_packages"]:
         messages.append(f"packages that the distribution does not have: {', '.join(manifest['missing_packages'])}.")
-    return messages + _unlabelled(manifest) + manifest.get("unread_files", [])
+    return messages + _unlabelled(manifest) + manifest.get("unread_files", []) + manifest.get("doubtful_files", [])
 
 
 def listing(counts: Mapping[str, int], limit: int = 10) -> str:
