@@ -85,15 +85,16 @@ def main(argv: list[str]):
     if shared and FLAGS.align_pieces:
         raise UserError("--align_pieces aligns two tokenizers; --shared_vocabulary trains one. Pass one of them.")
     requested: dict[str, int] = {side: shared or getattr(FLAGS, f"{side}_vocabulary") for side in SIDES}
-    tokenizers, is_new = tokenizer_trainer.train(
-        Corpus.open_to_train(FLAGS.corpus),
-        pathlib.Path(FLAGS.output),
-        {tokenizer_trainer.SHARED: shared} if shared else requested,
-        FLAGS.temperature,
-        FLAGS.max_sentences,
-        FLAGS.align_pieces,
-        FLAGS.force,
-    )
+    with app.terminated_as_interrupted():  # so that the process that trains ends, too
+        tokenizers, is_new = tokenizer_trainer.train(
+            Corpus.open_to_train(FLAGS.corpus),
+            pathlib.Path(FLAGS.output),
+            {tokenizer_trainer.SHARED: shared} if shared else requested,
+            FLAGS.temperature,
+            FLAGS.max_sentences,
+            FLAGS.align_pieces,
+            FLAGS.force,
+        )
     sizes = {side: tokenizers.by_side[side].vocabulary_size for side in SIDES}
     for side in SIDES:
         if sizes[side] < requested[side]:

@@ -8,7 +8,6 @@ vocabulary as in training.
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import logging
 import os
@@ -23,7 +22,7 @@ import sentencepiece
 
 from lingvo_moe.data.corpus import Corpus
 from lingvo_moe.data.tokenizer import MANIFEST, SIDES, SPECIAL_IDS, Tokenizers, read_manifest
-from lingvo_moe.data.vocabularies import aligned_pieces
+from lingvo_moe.data.vocabularies import aligned_pieces, sentencepiece_process
 from lingvo_moe.data.vocabularies.corpus_sample import sample_pairs
 from lingvo_moe.errors import UserError
 from lingvo_moe.utils import output_directories
@@ -158,24 +157,27 @@ def _sample(corpus: Corpus, temperature: float, count: int) -> dict[str, Counter
 def _train_one(name: str, sentences: Counter[str], vocabulary: int) -> bytes:
     """Returns the bytes of a SentencePiece model, of a side or shared, with at most `vocabulary` pieces."""
     _logger.info("training %s on %d different sentences", _FILES[name], len(sentences))
-    start, model = time.monotonic(), io.BytesIO()
+    start = time.monotonic()
+    options = {
+        "input_format": "tsv",
+        "model_type": "unigram",
+        "vocab_size": vocabulary,
+        "hard_vocab_limit": False,  # a small corpus may have fewer pieces; otherwise the size is exact
+        **{f"{special}_id": number for special, number in SPECIAL_IDS.items()},
+        **_SIDE_OPTIONS[name],
+        "num_threads": _THREADS,
+        "minloglevel": 2,
+    }
     try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=(f"{text}\t{times}" for text, times in sentences.items()),
-            input_format="tsv",
-            model_writer=model,
-            model_type="unigram",
-            vocab_size=vocabulary,
-            hard_vocab_limit=False,  # a small corpus may have fewer pieces; otherwise the size is exact
-            **{f"{special}_id": number for special, number in SPECIAL_IDS.items()},
-            **_SIDE_OPTIONS[name],
-            num_threads=_THREADS,
-            minloglevel=2,
+        model = sentencepiece_process.train(
+            (f"{text}\t{times}" for text, times in sentences.items()),
+            options,
+            lambda seconds: _logger.info("training %s for %.0f s", _FILES[name], seconds),
         )
     except RuntimeError as error:
         raise _user_error(error, name, vocabulary) from error
     _logger.info("trained %s in %.0f s", _FILES[name], time.monotonic() - start)
-    return model.getvalue()
+    return model
 
 
 def _user_error(error: RuntimeError, name: str, vocabulary: int) -> UserError:
