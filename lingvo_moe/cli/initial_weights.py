@@ -45,6 +45,7 @@ def weights(
     if _resumes(config, "--initial_weights"):
         return None, {}
     given = pathlib.Path(config.initial_weights)
+    config.check_initial_weights()
     if given.suffix == weights_conversion.SUFFIX:
         specs = weight_specs(_initial_model(config, name, experiment.model).weights())
         remedy = _remedy_of_other_weights(config, experiment)

@@ -47,13 +47,14 @@ def by_default(config: Config) -> Config:
 
     Raises:
       UserError: the file in the log directory cannot be used, or names a directory that is gone and that the command
-        would read; or a flag is wrong.
+        would read; or a flag is wrong, or names initial weights that do not exist.
     """
     if not isinstance(config, (RunConfig, ExportConfig)) or not config.logdir:
         return config
     file = pathlib.Path(config.logdir) / hyperparameters.FILE
     found = hyperparameters.load(file.parent)
     if found is None and isinstance(config, TrainConfig) and config.initial_weights and not config.model:
+        config.check_initial_weights()
         file = pathlib.Path(config.initial_weights) / hyperparameters.FILE
         found = _of_model(hyperparameters.load(file.parent))
         if found is None:

@@ -96,9 +96,11 @@ def test_new_training_takes_the_model_of_its_initial_weights(tmp_path, caplog):
         _config(*flags[1:], f"--logdir={tmp_path}", f"--model={MODEL}", kind=run_config.TrainConfig)
     )
     assert named.assignments == ("input.source_length=64",), "with --model, its own hyperparameters"
-    with pytest.raises(UserError, match="--model is missing, and --initial_weights=.*/none is no log directory with"):
-        flags = (f"--logdir={tmp_path}", f"--initial_weights={tmp_path}/none")
-        recorded.by_default(_config(*flags, kind=run_config.TrainConfig))
+    missing = "--model is missing, and --initial_weights=.* is no log directory with"
+    for end, message in (("", missing), ("/none", "--initial_weights=.*/none: there is no such file or directory; ")):
+        flags = (f"--logdir={tmp_path}", f"--initial_weights={tmp_path}{end}")
+        with pytest.raises(UserError, match=message):
+            recorded.by_default(_config(*flags, kind=run_config.TrainConfig))
 
 
 def test_another_model_has_its_own_hyperparameters(logdir, caplog):

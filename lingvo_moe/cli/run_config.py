@@ -163,6 +163,14 @@ class TrainConfig(CorpusConfig):
     )
     process: int | None = flag(flags.DEFINE_integer, None, "the index of this process, from 0")
 
+    def check_initial_weights(self):
+        """Raises UserError if there is nothing at the path that `--initial_weights` names."""
+        if self.initial_weights and not pathlib.Path(self.initial_weights).exists():
+            raise UserError(
+                f"--initial_weights={self.initial_weights}: there is no such file or directory; expected a log "
+                f"directory, or a file whose name ends with .safetensors."
+            )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchConfig(RunConfig):

@@ -127,7 +127,11 @@ def test_training_says_how_many_examples_it_left_out(rejected, messages, caplog)
         (["train", "--model=Quickstart", "--engine=tpu_strategy"], "--logdir is missing"),
         (
             ["train", "--model=Quickstart", "--logdir=x", "--initial_weights=nowhere"],
-            "--initial_weights=nowhere: there are no checkpoints; expected a log directory, or a file .*safetensors",
+            "--initial_weights=nowhere: there is no such file or directory; expected a log directory, or .*safetensors",
+        ),
+        (
+            ["train", "--model=Quickstart", "--logdir=x", "--initial_weights=."],
+            "--initial_weights=.: there are no checkpoints; expected a log directory, or a file .*safetensors",
         ),
         (
             ["train", "--model=Quickstart", "--logdir=x", "--initial_weights=nowhere.safetensors"],

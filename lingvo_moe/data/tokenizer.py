@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
+from lingvo_moe.data.corpus import MANIFEST as CORPUS_MANIFEST
 from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.lazy import tf, tf_text
 from lingvo_moe.utils import safe_paths
@@ -405,6 +406,11 @@ def read_manifest(directory: pathlib.Path) -> dict[str, Any]:
       UserError: it is missing or corrupt, or the name of a model in it is not a plain file name.
     """
     path = directory / MANIFEST
+    if (directory / CORPUS_MANIFEST).is_file() and not path.exists():
+        raise UserError(
+            f"{directory} is a corpus, and has no tokenizers; name the directory of tokenizers that "
+            f"`python -m tools.train_tokenizer --corpus={directory} --output=TOKENIZERS` makes."
+        )
     try:
         manifest = json.loads(_read(path))
         for side in SIDES:

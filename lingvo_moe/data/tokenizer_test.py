@@ -138,6 +138,15 @@ def test_plain_use_does_not_import_tensorflow(directory):
     subprocess.run([sys.executable, "-c", code, directory], check=True)
 
 
+def test_a_corpus_is_not_taken_for_tokenizers(tmp_path):
+    """The remedy was to train tokenizers into it."""
+    (tmp_path / "corpus.json").write_text("{}")
+    with pytest.raises(
+        UserError, match=f"^{tmp_path} is a corpus, and has no tokenizers; .*--output=TOKENIZERS` makes"
+    ):
+        Tokenizers.load(tmp_path)
+
+
 def test_missing_files_are_errors_with_the_remedy(copy, tmp_path):
     """The error has the command that trains a tokenizer."""
     with pytest.raises(
