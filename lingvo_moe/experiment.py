@@ -143,11 +143,12 @@ class Experiment:
             f"{type(self.model).__name__} reads an input of {type(self.input).__name__}, which has no texts."
         )
 
-    def check(self, device_flags: str = DEVICE_FLAGS):
+    def check(self, device_flags: str = DEVICE_FLAGS, reads_batches: bool = True):
         """Raises UserError where the parts do not fit each other or the mesh; called after all flags are applied.
 
         Args:
           device_flags: of the command, which select the devices; for the remedies.
+          reads_batches: whether the command reads batches of `input.batch_size`, which devices must then divide.
         """
         self._check_weights()
         layout = Layout.of(self.mesh, self.layout)
@@ -167,7 +168,7 @@ class Experiment:
         self._check_search()
         self._check_volumes(layout, device_flags)
         self._check_pipeline(layout)
-        self._check_divisible(layout, device_flags)
+        self._check_divisible(layout, device_flags, reads_batches)
         self._check_vocabularies(layout, device_flags)
         for stack, name, groups in self.model.settings_of_layers("num_groups"):
             length = int(self.model.positions_of(f"{stack}/", self.input.lengths))
@@ -186,11 +187,11 @@ class Experiment:
         with definitions.named(lambda: optimizer, self.optimizer):
             check_weights(f"{optimizer}: state", self.optimizer.state(weights))
 
-    def _check_divisible(self, layout: Layout, device_flags: str):
+    def _check_divisible(self, layout: Layout, device_flags: str, reads_batches: bool):
         """Raises UserError where devices do not divide what the layout shards among them."""
         # A batch and its groups are divided into microbatches first, each of which the devices divide.
         microbatches = self.model.microbatches
-        sizes = [("input.batch_size", "B", self.input.batch_size, microbatches)]
+        sizes = [("input.batch_size", "B", self.input.batch_size, microbatches)] if reads_batches else []
         if self.translates:
             sizes.append(("decoding_batch", "B", self.decoding_batch, 1))
         for field, axis, parts in (
@@ -431,7 +432,11 @@ class Recipe:
 
 
 def get(
-    name: str, assignments: Sequence[str] = (), mesh: DeviceMesh | None = None, device_flags: str = DEVICE_FLAGS
+    name: str,
+    assignments: Sequence[str] = (),
+    mesh: DeviceMesh | None = None,
+    device_flags: str = DEVICE_FLAGS,
+    reads_batches: bool = True,
 ) -> Experiment:
     """Returns the experiment of a registered name.
 
@@ -440,6 +445,7 @@ def get(
       assignments: `field=value` texts of `--set`.
       mesh: replaces the experiment's own; None keeps that.
       device_flags: of the command, which select the devices; for the remedies.
+      reads_batches: see `Experiment.check`.
 
     Raises:
       UserError: an unknown name or field, or values that do not fit each other.
@@ -448,7 +454,7 @@ def get(
     if mesh is not None:
         definitions.check_type("the mesh", mesh, DeviceMesh)
         experiment = dataclasses.replace(experiment, mesh=mesh)
-    experiment.check(device_flags)
+    experiment.check(device_flags, reads_batches)
     return experiment
 
 

@@ -61,6 +61,15 @@ def test_sizes_that_do_not_fit_are_errors_with_a_remedy(assignments, mesh, messa
         experiment.get("m4.Quickstart", assignments, DeviceMesh((mesh,)))
 
 
+def test_a_command_that_reads_no_batches_accepts_any_size_of_them():
+    """`translate` decodes `decoding_batch` sentences at a time; before, its first error named another setting."""
+    with pytest.raises(UserError, match="input.batch_size is 6, which 4 devices"):
+        experiment.get("m4.Quickstart", ["input.batch_size=6"], DeviceMesh((4,)))
+    experiment.get("m4.Quickstart", ["input.batch_size=6"], DeviceMesh((4,)), reads_batches=False)
+    with pytest.raises(UserError, match="decoding_batch is 64, which 3 devices"):
+        experiment.get("m4.Quickstart", [], DeviceMesh((3,)), reads_batches=False)
+
+
 @pytest.mark.parametrize(
     "name, assignments, mesh, message",
     [

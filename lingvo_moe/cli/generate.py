@@ -27,7 +27,7 @@ def generate(config: GenerateConfig):
     _check_flags(config)
     _require_language_model(config)
     changes = {"search.beam_size": config.beam_size, "search.max_length": config.max_length}
-    name, experiment, engine = run_setup.set_up(config, "decode", changes)
+    name, experiment, engine = run_setup.set_up(config, "decode", changes, reads_batches=False)
     sampling = _sampling(config, experiment.search)
     if not sampling and config.continuations > experiment.search.beam_size:
         raise UserError(

@@ -25,7 +25,11 @@ _ENGINE_OF_FLAG = {"platform": "pjrt", "devices": "pjrt", "cache": "pjrt", "tpu"
 
 
 def set_up(
-    config: RunConfig, purpose: engines.Purpose, changes: Mapping[str, object], processes: int = 1
+    config: RunConfig,
+    purpose: engines.Purpose,
+    changes: Mapping[str, object],
+    processes: int = 1,
+    reads_batches: bool = True,
 ) -> tuple[str, Experiment, Engine]:
     """Makes what a command runs.
 
@@ -34,26 +38,31 @@ def set_up(
       purpose: what the engine is for.
       changes: values of experiment fields that other flags set; None for a flag that was not passed.
       processes: how many processes share the devices.
+      reads_batches: see `Experiment.check`.
 
     Returns:
       The model's full name, its experiment after all flags, and an engine with the devices it needs.
     """
-    name, experiment, assignments = configure(config, changes)
+    name, experiment, assignments = configure(config, changes, reads_batches)
     mesh = config.device_mesh()
     engine = _make_engine(config, purpose, experiment.mesh.size, mesh is None, processes)
     if mesh is None and len(engine.devices) != experiment.mesh.size:
-        experiment = get_experiment(name, assignments, DeviceMesh((len(engine.devices),)))
+        every = DeviceMesh((len(engine.devices),))
+        experiment = get_experiment(name, assignments, every, reads_batches=reads_batches)
     return name, dataclasses.replace(experiment, platform=experiment.platform or engine.platform), engine
 
 
-def configure(config: RunConfig, changes: Mapping[str, object]) -> tuple[str, Experiment, list[str]]:
+def configure(
+    config: RunConfig, changes: Mapping[str, object], reads_batches: bool = True
+) -> tuple[str, Experiment, list[str]]:
     """Returns the model's full name, its experiment on the mesh of the flags, and all assignments; needs no device."""
     name = config.full_name()
     _check_engine(config)
     languages = {f"input.{field}": getattr(config, field) for field in ("source_language", "target_language")}
     changes = {"corpus": config.corpus, "tokenizers": config.tokenizers, **languages, **changes}
     assignments = [*config.assignments, *(f"{path}={value}" for path, value in changes.items() if value is not None)]
-    return name, get_experiment(name, assignments, config.device_mesh()), assignments
+    experiment = get_experiment(name, assignments, config.device_mesh(), reads_batches=reads_batches)
+    return name, experiment, assignments
 
 
 def membership(config: TrainConfig) -> Membership | None:

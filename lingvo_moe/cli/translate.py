@@ -42,7 +42,8 @@ def translate(config: TranslateConfig):
 
 def _translate(config: TranslateConfig):
     require_translation(config)
-    name, experiment, engine = run_setup.set_up(config, "decode", {"search.beam_size": config.beam_size})
+    changes = {"search.beam_size": config.beam_size}
+    name, experiment, engine = run_setup.set_up(config, "decode", changes, reads_batches=False)
     if not 1 <= config.n_best <= experiment.search.beam_size:
         raise UserError(
             f"--n_best={config.n_best}: expected 1 to {experiment.search.beam_size}, the hypotheses of the beam; for "

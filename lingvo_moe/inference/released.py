@@ -70,7 +70,7 @@ def translator(
 
 def check(assignments: Sequence[str], mesh: DeviceMesh | None, what: str):
     """Raises UserError, which begins with `what`, for hyperparameters that give the model other weights."""
-    changed, own = _specs(assignments, mesh), _specs((), mesh)
+    changed, own = _specs(assignments, mesh), _specs(())
     if path := next((path for path in sorted(changed | own) if changed.get(path) != own.get(path)), None):
         raise UserError(
             f"{what}: the released weights are of {MODEL} as it is; with these settings its weight {path} differs. "
@@ -104,4 +104,5 @@ def _weights() -> pathlib.Path:
 
 def _specs(assignments: Sequence[str], mesh: DeviceMesh | None = None) -> dict[str, Spec]:
     """Returns the shape and dtype of each weight of the model with some settings, by path."""
-    return tree.flatten(weight_specs(experiments.get(MODEL, assignments, mesh).model.weights()))
+    experiment = experiments.get(MODEL, assignments, mesh, reads_batches=False)
+    return tree.flatten(weight_specs(experiment.model.weights()))
