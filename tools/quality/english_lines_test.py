@@ -32,7 +32,7 @@ def test_lines_of_both_sides_are_counted(tmp_path, capsys):
     [
         ([], "--corpus is missing"),
         (["--corpus={}"], "has no test sentences"),
-        (["--corpus={}", "--tokenizers={}"], "tokenizer.json"),
+        (["--corpus={}", "--tokenizers={}"], "is a corpus, and has no tokenizers"),
     ],
 )
 def test_what_is_missing_is_named(flags, message, tmp_path, capsys):
