@@ -182,8 +182,8 @@ def test_uneven_stages_store_all_layers_everywhere():
         ({"pipeline": "gpipe", "stages": 2, "remat": "none"}, "remat none. Use .*model.remat=full, keep_outputs"),
         ({"unroll": True, "remat": "none"}, "unroll is true"),
         ({"pipeline": "gpipe", "stages": 2, "dispatch": "gather"}, "dispatch is gather, manual.*use einsum or auto"),
-        ({"num_groups": 6}, "num_groups is 6, which microbatches=4 does not divide"),
-        ({"inference_num_groups": 6}, "inference_num_groups is 6, which microbatches=4 does not divide"),
+        ({"num_groups": 6}, "num_groups is 6, which model.microbatches=4 does not divide"),
+        ({"inference_num_groups": 6}, "inference_num_groups is 6, which model.microbatches=4 does not divide"),
     ],
 )
 def test_settings_that_do_not_fit_are_errors_with_a_remedy(changes, message):
