@@ -15,7 +15,8 @@ from lingvo_moe.errors import UserError
 
 _OPTIONS = {"vocab_size": 40, "hard_vocab_limit": False, "minloglevel": 3}
 _ENDLESS = """
-import itertools
+import itertools, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from lingvo_moe.data.vocabularies import sentencepiece_process
 
 def lines():
