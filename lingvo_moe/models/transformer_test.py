@@ -211,7 +211,7 @@ def language_model(**fields) -> LanguageModel:
 @pytest.mark.parametrize(
     ("pattern", "fields", "message"),
     [
-        ("moe:num_experts=4:num_groups=3", {}, "num_groups of layer moe:num_experts=4:num_groups=3 is 3, which model.micro"),
+        ("moe:num_experts=4:num_groups=3", {}, "num_groups of layer moe:.*=3 is 3, which model.micro"),
         ("moe:num_experts=4:inference_num_groups=3", {"num_groups": 2}, "inference_num_groups of layer .* is 3, which"),
         (
             "moe:num_experts=4:dispatch=gather",
