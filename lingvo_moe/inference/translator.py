@@ -100,7 +100,7 @@ class Translator:
             self.experiment.texts.source_length - 1,
             tokenizers.target if self._copy_english and not language else None,
             self.experiment.reread_below,
-            numbers_in_english=is_english(language),
+            into_english=is_english(language),
         )
 
     def fits(self, sentences: Sequence[str]) -> list[bool]:

@@ -51,12 +51,13 @@ def state_of(step: int, specs: dict = SPECS, mesh: DeviceMesh = ONE) -> dict:
     return tree.map_leaves(jax.device_put, values_of(step, specs), shardings(specs, mesh))
 
 
-def save(logdir: pathlib.Path, *steps: int, keep: int = 9):
-    """Saves the states of these steps."""
+def save(logdir: pathlib.Path, *steps: int, keep: int = 9) -> Checkpoints:
+    """Saves the states of these steps, and returns them to be read."""
     checkpoints = Checkpoints(logdir, keep)
     for step in steps:
         checkpoints.save("tiny", state_of(step), {"next": step})
     checkpoints.close()
+    return Checkpoints(logdir)
 
 
 def restore(logdir: pathlib.Path) -> Restored:

@@ -26,9 +26,7 @@ THETA = tree.flatten(SPECS["theta"])
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Checkpoints:
     """Steps 4, 8 and 12 of the small state."""
-    logdir = tmp_path_factory.mktemp("log")
-    save(logdir, 4, 8, 12)
-    return Checkpoints(logdir)
+    return save(tmp_path_factory.mktemp("log"), 4, 8, 12)
 
 
 @pytest.mark.parametrize("steps", [[4, 8], [12, 4, 8]])

@@ -22,9 +22,7 @@ from lingvo_moe.training.checkpoint import Checkpoints
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Checkpoints:
     """Steps 4, 8 and 12 of the small state."""
-    logdir = tmp_path_factory.mktemp("log")
-    save(logdir, 4, 8, 12)
-    return Checkpoints(logdir)
+    return save(tmp_path_factory.mktemp("log"), 4, 8, 12)
 
 
 def test_verify_names_files_and_arrays(tmp_path):

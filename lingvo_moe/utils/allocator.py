@@ -1,6 +1,6 @@
 """The memory allocator of a process that runs programs on CPU cores: jemalloc, where the system has it.
 
-XLA's products allocate scratch memory in each call, and a program its temporaries. The C library searches lists of free
+XLA's matmuls allocate scratch memory in each call, and a program its temporaries. The C library searches lists of free
 chunks for each of them, with one lock for all threads. With jemalloc, a step of m4.Quickstart on two virtual devices
 takes up to a quarter less time, and compiling a large model for a TPU slice a fifth less (docs/performance.md).
 """

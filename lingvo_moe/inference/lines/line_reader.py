@@ -53,11 +53,13 @@ class Line(NamedTuple):
     """A line.
 
     Attributes:
+      original: as it was given.
       divided: its parts, with quotes that may have a backslash, and marks of bold text.
       plain: by each different part, the part without these.
       texts: likewise, the ways to read it, or that it is copied.
     """
 
+    original: str
     divided: LineParts
     plain: dict[str, Plain]
     texts: dict[str, Text | Copied]
@@ -82,6 +84,8 @@ class Line(NamedTuple):
         Args:
           known: the translations of `inputs`, and of `inputs_read_again`.
         """
+        if self.is_copied and written_letters.decode(self.original) != self.original:
+            return [Translation(self.original, 0.0)]
         found = {
             part: [
                 dataclasses.replace(each, text=self.plain[part].undo(each.text)) for each in text.translations(known)
@@ -103,7 +107,7 @@ class LineReader:
         limit: int,
         english: Tokenizer | None = None,
         reread_below: float = 0.0,
-        numbers_in_english: bool = True,
+        into_english: bool = True,
     ):
         """Makes a reader for a model.
 
@@ -112,12 +116,12 @@ class LineReader:
           limit: the largest number of tokens that the model reads, without eos.
           english: that of the target, to find and copy English texts; None to translate them.
           reread_below: the confidence below which texts are read in other ways, too, see `variants`.
-          numbers_in_english: whether numbers that are put in, or stand alone, are as English writes them.
+          into_english: whether translations are in English, which has its own way to write numbers, dates and quotes.
         """
         self._tokenizer, self._limit = tokenizer, limit
         self._pieces = tokenizer.without_language()  # of words
         self._english, self._reread_below = english, reread_below
-        self._numbers_in_english = numbers_in_english
+        self._into_english = into_english
 
     def fits(self, texts: Sequence[str]) -> list[bool]:
         """Returns for each text whether the model can read it whole."""
@@ -125,20 +129,28 @@ class LineReader:
 
     def lines(self, sentences: Sequence[str]) -> list[Line]:
         """Returns the ways to read each line. Equal parts, which a table has many of, are read once."""
-        written = [dates.with_numbers(written_letters.decode(sentence)) for sentence in sentences]
-        divided = [divide(sentence, self._numbers_in_english) for sentence in written]
+        written = [self._as_a_model_reads(sentence) for sentence in sentences]
+        divided = [divide(sentence, self._into_english) for sentence in written]
         parts = [list(dict.fromkeys(wrapped.text for wrapped in line.texts)) for line in divided]
         plain = {part: Plain.of(part) for part in dict.fromkeys(itertools.chain.from_iterable(parts))}
         originals = [each.text for each in plain.values()]
         framed = [
-            take_off(frame._replace(text=without_accelerator(frame.text, self._pieces)))
+            self._unquoted(frame._replace(text=without_accelerator(frame.text, self._pieces)))
             for frame in take_out([tidy(original) for original in originals], self._pieces)
         ]
         read = dict(zip(plain, self._copied_or_read(originals, framed), strict=True))
         return [
-            Line(line, {part: plain[part] for part in own}, {part: read[part] for part in own})
-            for line, own in zip(divided, parts, strict=True)
+            Line(sentence, line, {part: plain[part] for part in own}, {part: read[part] for part in own})
+            for sentence, line, own in zip(sentences, divided, parts, strict=True)
         ]
+
+    def _as_a_model_reads(self, sentence: str) -> str:
+        """Returns a line with the letters that it writes otherwise, and into English with dates in numbers."""
+        decoded = written_letters.decode(sentence)
+        return dates.with_numbers(decoded) if self._into_english else decoded
+
+    def _unquoted(self, frame: Framed) -> Framed:
+        return take_off(frame) if self._into_english else frame
 
     def _copied_or_read(self, originals: Sequence[str], framed: Sequence[Framed]) -> list[Text | Copied]:
         """Returns each text, English ones as they were, the others to be read within their frame."""
@@ -154,7 +166,7 @@ class LineReader:
         for frame, fits in zip(framed, self.fits([frame.text for frame in framed]), strict=True):
             readings = self._first_readings(frame.text, fits)
             read_again = functools.partial(self._read_again, frame.text)
-            yield Text(frame, readings, bool(lower_cases(frame.text)), self._numbers_in_english, read_again)
+            yield Text(frame, readings, bool(lower_cases(frame.text)), self._into_english, read_again)
 
     def _first_readings(self, text: str, fits: bool | None = None) -> list[Reading]:
         readings = self._readings(Shortened(text, ()), fits)
@@ -181,8 +193,7 @@ class LineReader:
         if all(each.lastgroup == "address" for each in needed):
             return []
         originals = tuple(
-            in_english(each[0]) if each.lastgroup == "number" and self._numbers_in_english else each[0]
-            for each in needed
+            in_english(each[0]) if each.lastgroup == "number" and self._into_english else each[0] for each in needed
         )
         return self._readings(Shortened(shorten(text, needed).text, originals))
 

@@ -249,9 +249,18 @@ def test_the_piece_of_a_language_is_no_piece_of_a_word(language):
 @pytest.mark.parametrize("in_english, number", [(True, "1,234.5"), (False, "1.234,5")])
 def test_a_number_is_put_into_english_alone_as_english_writes_it(in_english, number):
     """A model that translates into other languages keeps it as it is."""
-    (line,) = LineReader(_Tokenizer(b""), 12, numbers_in_english=in_english).lines(["neerg 1.234,5"])
+    (line,) = LineReader(_Tokenizer(b""), 12, into_english=in_english).lines(["neerg 1.234,5"])
     (read,) = line.texts.values()
     assert [reading.originals for reading in read.read_again(_LOST)] == [(number,)]
+
+
+@pytest.mark.parametrize(
+    "into_english, inputs", [(True, ["neerg 2024-03-12", "der"]), (False, ["neerg 2024年3月12日", "«der»"])]
+)
+def test_dates_and_quotes_are_those_of_english_in_english_alone(into_english, inputs):
+    """Another language may write them as the line does."""
+    lines = LineReader(_Tokenizer(b""), 12, into_english=into_english).lines(["neerg 2024年3月12日", "«der»"])
+    assert [text for line in lines for text in line.inputs] == inputs
 
 
 def test_bold_text_is_read_with_tags_and_written_with_marks():
@@ -309,6 +318,14 @@ def test_english_lines_are_copied_as_they_are(parts, escaped):
     (line,) = LineReader(_Tokenizer(b""), 12, english=_Tokenizer(b"")).lines([given])
     assert line.is_copied and line.inputs == line.inputs_read_again({}) == []
     assert [each.text for each in line.translations({})] == [given]
+
+
+def test_an_english_line_keeps_how_its_letters_are_written():
+    """A file may have entities or escapes because its encoding lacks the letters."""
+    given = r"Open the selected caf&eacute; or r\u00e9sum\u00e9"
+    english, other = LineReader(_Tokenizer(b""), 12, english=_Tokenizer(b"")).lines([given, "der gr&uuml;n"])
+    assert english.is_copied and [each.text for each in english.translations({})] == [given]
+    assert other.inputs == ["der grün"]
 
 
 def test_english_parts_of_a_line_are_copied():

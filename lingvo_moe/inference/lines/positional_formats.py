@@ -66,6 +66,8 @@ def _with_numbers(text: str, numbers: Iterable[int]) -> str:
 
 
 def _found(text: str) -> list[re.Match]:
+    if "%" not in text and _EMPTY not in text:  # as in most texts
+        return []
     placeholders = [each for each in required(text) if each.lastgroup == "placeholder" and each[0] != "%%"]
     if any(_NUMBERED.match(each[0]) for each in placeholders):
         return []

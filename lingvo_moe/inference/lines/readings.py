@@ -121,14 +121,14 @@ class Text:
       frame: the symbols around it.
       readings: the ways to read it, at least one of them without short addresses.
       in_capitals: whether the text is in capitals; its translation is then, too.
-      numbers_in_english: whether numbers are written as in English where there is no doubt.
+      into_english: whether numbers are written as in English where there is no doubt.
       read_again: returns other ways to read it, given the best translation of the readings.
     """
 
     frame: Framed
     readings: list[Reading]
     in_capitals: bool = False
-    numbers_in_english: bool = False
+    into_english: bool = False
     read_again: Callable[[Translation], Sequence[Reading]] = lambda best: ()
 
     @property
@@ -186,7 +186,7 @@ class Text:
     def _finished(self, translation: Translation) -> Translation:
         """Returns a translation of the text within the frame; a user should look at one with numbered formats."""
         text, original = translation.text, self.frame.text
-        written = with_english_numbers(original, text) if self.numbers_in_english else text
+        written = with_english_numbers(original, text) if self.into_english else text
         in_case = upper_case(written) if self.in_capitals else written
         is_intact = translation.is_intact and not has_more_numbers(original, text)
         return dataclasses.replace(translation, text=self.frame.around(in_case), is_intact=is_intact)
