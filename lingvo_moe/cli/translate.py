@@ -49,7 +49,7 @@ def _translate(config: TranslateConfig):
             f"--n_best={config.n_best}: expected 1 to {experiment.search.beam_size}, the hypotheses of the beam; for "
             f"more of them raise --beam_size."
         )
-    source = translation_input.read(config.input, experiment.texts.target_language)
+    source = translation_input.read(config.input, config.output, experiment.texts.target_language)
     sentences = source.sentences
     if not sentences:
         _write_nothing(config, source)

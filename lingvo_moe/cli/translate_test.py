@@ -84,6 +84,11 @@ def test_a_catalog_becomes_a_catalog(trained, tmp_path, capsys):
     doubtful = [line.split("\t") for line in (tmp_path / "doubtful.txt").read_text(encoding="utf-8").splitlines()]
     assert [(line, source) for line, _, source, _ in doubtful] == [("1", "der old"), ("7", "gib"), ("7", "gib eert")]
     assert [row[3].split() for row in doubtful[1:]] == [form.split() for form in texts[2].split("|")]
+    found[0].msgstr, found[0].flags = "corrected", []
+    found.save()
+    assert _run("translate", *trained, *flags, f"--output={tmp_path / 'en.po'}") == 0
+    assert "en.po exists: its translations of 1 entry are kept" in capsys.readouterr().err
+    assert polib.pofile(str(tmp_path / "en.po"))[0].msgstr == "corrected"
     assert _run("translate", *trained, *flags[:1]) == 0 and capsys.readouterr().out.startswith("#\nmsgid")
     complete = [f"--input={tmp_path / 'complete.po'}"]
     (tmp_path / "complete.po").write_text('msgid "der"\nmsgstr "kept"\n', encoding="utf-8")

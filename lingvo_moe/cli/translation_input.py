@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import pathlib
 
 from lingvo_moe.cli import text_lines
 from lingvo_moe.cli.run_config import TranslateConfig
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference.po_catalog import PoCatalog
+from lingvo_moe.utils import counts
 
 _logger = logging.getLogger(__name__)
 _PO_SUFFIXES = (".po", ".pot")
@@ -52,14 +54,27 @@ def check(config: TranslateConfig):
         )
 
 
-def read(path: str, language: str = "") -> Lines | PoCatalog:
+def read(path: str, output: str, language: str = "") -> Lines | PoCatalog:
     """Reads a file, or standard input, to be translated into a language, English if it is empty.
+
+    Args:
+      path: the file, `-` for standard input.
+      output: where the translations will be written; a catalog there keeps its own, which someone may have reviewed.
+      language: of the translations.
 
     Raises:
       UserError: naming a line that is not text, or a catalog that is none.
     """
     if pathlib.Path(path).suffix.lower() in _PO_SUFFIXES:
-        return PoCatalog(pathlib.Path(path), language)
+        earlier = pathlib.Path(output) if output != "-" and os.path.exists(output) else None
+        catalog = PoCatalog(pathlib.Path(path), language, earlier)
+        if catalog.entries_kept:
+            _logger.info(
+                "--output=%s exists: its translations of %s are kept. Delete it to translate these again.",
+                output,
+                counts.counted(catalog.entries_kept, "entry", "entries"),
+            )
+        return catalog
     lines = text_lines.read_lines(path, "sentence")
     if any(line.startswith('msgid "') for line in lines):
         _logger.warning(

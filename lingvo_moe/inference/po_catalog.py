@@ -1,7 +1,8 @@
 """Gettext catalogs (.po, and templates, .pot) of a program, whose texts become English or another language.
 
-The msgid of an entry is translated, and its plural form, too. Entries that have a translation keep it. The header of a
-catalog says which language its translations are in and which plural forms that has; for English it is rewritten.
+The msgid of an entry is translated, and its plural form, too. Entries that have a translation keep it, and those that
+have one in an earlier catalog get that, as `msgmerge` does it. The header of a catalog says which language its
+translations are in and which plural forms that has; for English it is rewritten.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from pathlib import Path
 
 import polib
 
+from lingvo_moe.data import languages
 from lingvo_moe.data.corpora import catalogs
 from lingvo_moe.data.tokenizer import is_english
+from lingvo_moe.errors import UserError
 
 _FUZZY = "fuzzy"
 _OF_ENCODING = {
@@ -33,19 +36,22 @@ class PoCatalog:
     Attributes:
       sentences: the texts, with escapes for line ends and the like, as lines of `translate` have them.
       line_numbers: where the entry of each begins, from 1.
+      entries_kept: how many entries have the translation of the earlier catalog.
     """
 
-    def __init__(self, path: Path, language: str = ""):
+    def __init__(self, path: Path, language: str = "", earlier: Path | None = None):
         """Reads a file.
 
         Args:
           path: the file.
           language: of the translations: `fr` or `fra_Latn`; empty for English.
+          earlier: a catalog whose translations of the same texts are kept, unless they are fuzzy.
 
         Raises:
-          UserError: it is no catalog.
+          UserError: it is no catalog, or the earlier one has translations into another language.
         """
         self._catalog, self._language = catalogs.open_po(path), language.strip("_").partition("_")[0]
+        self.entries_kept = self._keep(earlier) if earlier else 0
         # The entry of each sentence, and which of its plural forms, if it has these.
         self._places: list[tuple[polib.POEntry, int | None]] = []
         self.sentences: list[str] = []
@@ -85,6 +91,28 @@ class PoCatalog:
                 entry.flags.append(_FUZZY)
         return str(self._catalog)
 
+    def _keep(self, path: Path) -> int:
+        """Gives entries without a translation that of an earlier catalog; returns how many got one."""
+        earlier = catalogs.open_po(path)
+        theirs = languages.normalize(earlier.metadata.get("Language", ""))
+        ours = "en" if is_english(self._language) else self._catalog.metadata.get("Language") or self._language
+        if theirs and theirs.partition("_")[0] != (languages.normalize(ours) or "").partition("_")[0]:
+            raise UserError(
+                f"{path} exists and has translations into {theirs}, not {ours}, which would be lost. Name another "
+                f"file, or delete it."
+            )
+        translated = {_key(entry): entry for entry in earlier if entry.translated()}
+        kept = 0
+        for entry in self._catalog:
+            found = translated.get(_key(entry))
+            if found and not entry.obsolete and not entry.translated():
+                entry.msgstr, entry.msgstr_plural = found.msgstr, found.msgstr_plural
+                entry.tcomment = found.tcomment or entry.tcomment
+                entry.flags = [flag for flag in entry.flags if flag != _FUZZY]
+                entry.previous_msgctxt = entry.previous_msgid = entry.previous_msgid_plural = None
+                kept += 1
+        return kept
+
     def _complete_header(self) -> tuple[int, bool]:
         """Completes the header, of another language with what it lacks.
 
@@ -102,3 +130,8 @@ class PoCatalog:
         if not found:  # none, or the words that xgettext writes into a template
             header[_FORMS] = _ENGLISH[_FORMS]
         return (int(found[1]), True) if found else (_ENGLISH_FORMS, False)
+
+
+def _key(entry: polib.POEntry) -> tuple[str | None, str, str]:
+    """Returns what an entry translates."""
+    return entry.msgctxt, entry.msgid, entry.msgid_plural

@@ -113,6 +113,30 @@ def test_a_template_is_of_the_language_of_its_translations(tmp_path, header):
     assert found[0].msgstr_plural == {0: "fichier", 1: "fichiers"} and found[0].fuzzy
 
 
+def test_translations_of_an_earlier_catalog_are_kept(tmp_path):
+    """Someone has corrected them; fuzzy ones, and those of another context, are made again."""
+    made = _TEXT.replace("ISO-8859-1", "UTF-8")
+    reviewed = polib.pofile(_catalog(tmp_path, made).filled(["%d file", "%d files", "Close", "Yes"], {3}))
+    reviewed.find("Schließen").msgstr = "Close it"
+    reviewed.find("Schließen").tcomment = "so says the style guide"
+    reviewed.find("%d Datei\n").msgctxt = "window"
+    reviewed.save(str(tmp_path / "en.po"))
+    catalog = PoCatalog(tmp_path / "de.po", earlier=tmp_path / "en.po")
+    assert catalog.entries_kept == 1 and catalog.sentences == [r"%d Datei\n", r"%d Dateien\n", r"„Ja“ \"%s\"\tC:\\neu"]
+    kept = polib.pofile(catalog.filled(["%d file", "%d files", "Yes"], ())).find("Schließen")
+    assert kept.msgstr == "Close it" and kept.tcomment == "so says the style guide" and not kept.flags
+
+
+def test_translations_into_another_language_are_not_replaced(tmp_path):
+    """They would be lost."""
+    (tmp_path / "fr.po").write_text(
+        'msgid ""\nmsgstr "Language: fr\\n"\n\nmsgid "Ja"\nmsgstr "Oui"\n', encoding="utf-8"
+    )
+    with pytest.raises(UserError, match=r"fr\.po exists and has translations into fr, not en, which would be lost"):
+        (tmp_path / "de.po").write_text(_TEXT.replace("ISO-8859-1", "UTF-8"), encoding="utf-8")
+        PoCatalog(tmp_path / "de.po", earlier=tmp_path / "fr.po")
+
+
 @given(st.text(st.characters(codec="utf-8"), min_size=1))
 def test_any_text_returns_as_it_was(tmp_path_factory, text):
     """A sentence is one line, and a copy of it becomes the text again."""
@@ -127,7 +151,16 @@ def test_any_text_returns_as_it_was(tmp_path_factory, text):
     assert entry.msgstr == entry.msgid == text
 
 
-@pytest.mark.parametrize("text", ['msgid "Datei\nmsgstr ""\n', "Datei\n", 'msgstr "x"\nmsgstr "y"\n'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        'msgid "Datei\nmsgstr ""\n',
+        "Datei\n",
+        'msgstr "x"\nmsgstr "y"\n',
+        'msgid "Ja"\nmsgstr ""\n\nmsgid "Datei"\n',
+        'msgid "Ja"\nmsgid_plural "Jas"\n# cut\n',
+    ],
+)
 def test_what_is_no_catalog_is_named(tmp_path, text):
     with pytest.raises(UserError, match=r"de\.po: not a readable \.po catalog .*msgfmt --check"):
         _catalog(tmp_path, text)

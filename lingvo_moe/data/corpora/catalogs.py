@@ -30,7 +30,7 @@ _MOST_COPIES = 16
 _CONTEXT_END = "\x04"
 _FORM_END = "\0"
 _INDEX_OF_ONE = re.compile(r"n(?:%10+)?==1(?!\d)[^?:]*\?(\d)")
-_PO_STRING = re.compile(rb'\s*+(?:msg\w+(?:\[\d+\])?\s+|(?="))(.*)', re.DOTALL)
+_PO_STRING = re.compile(rb'\s*+(?:(msg\w+)(?:\[\d+\])?\s+|(?="))(.*)', re.DOTALL)
 # Cells without double quotes, or within two and with others doubled. A tab within them is more probably between cells.
 _CELL = rb'(?:"(?:[^"\t]++|"")*+"|[^"\t\r\n]*+)'
 _QUOTED_TABLE = re.compile(rb"(?:\xef\xbb\xbf)?(?:%s(?:\t|\r?\n))*+%s" % (_CELL, _CELL))
@@ -132,7 +132,7 @@ def _index_of_one(plural_forms: str) -> int:
 def open_po(path: Path) -> polib.POFile:
     """Reads a gettext catalog; raises UserError for what is none."""
     try:
-        _check_quotes(path.read_bytes())
+        _check_complete(path.read_bytes())
         return polib.pofile(str(path))
     except (OSError, ValueError, LookupError) as error:
         reason = str(error).replace(str(path), "").strip()
@@ -153,12 +153,16 @@ def _read_po(path: Path, name: PurePath) -> Iterator[Entry]:
             yield Entry(language, entry.msgid, translation, entry.fuzzy)
 
 
-def _check_quotes(text: bytes):
-    """Raises ValueError for a string without a closing quote, as in a truncated file, which polib would accept."""
+def _check_complete(text: bytes):
+    """Raises ValueError for what polib accepts in a truncated file: a string without a closing quote, and no msgstr."""
+    number, keyword = 0, b""
     for number, line in enumerate(text.splitlines(), 1):
         string = _PO_STRING.match(line)
-        if string and not re.fullmatch(rb'".*"', string[1].rstrip(), re.DOTALL):
+        if string and not re.fullmatch(rb'".*"', string[2].rstrip(), re.DOTALL):
             raise ValueError(f"line {number}: expected a text in double quotes")
+        keyword = (string and string[1]) or keyword
+    if keyword and keyword != b"msgstr":
+        raise ValueError(f"line {number}: the last entry has no msgstr")
 
 
 def _read_json(path: Path, name: PurePath) -> Iterator[Entry]:
