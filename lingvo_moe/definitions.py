@@ -66,7 +66,7 @@ def check_dataclass(what: str, cls: object, *protocols: type):
 
 
 def check_call(what: str, function: object, *arguments: str):
-    """Raises UserError unless a function can be called with so many arguments; their names are for the message."""
+    """Raises UserError unless a function can be called with these arguments, whose names are for the message."""
     _check_call(what, function, arguments)
 
 

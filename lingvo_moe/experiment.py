@@ -88,7 +88,8 @@ class Experiment:
             what = f"{kind} {definitions.form(part)}"
             with definitions.named(lambda what=what: what, part):
                 definitions.check(what, part, *protocols)
-        definitions.check_call(f"{what}: learning_rate", self.optimizer.learning_rate, "step")
+        of_optimizer = f"optimizer {definitions.form(self.optimizer)}"
+        definitions.check_call(f"{of_optimizer}: learning_rate", self.optimizer.learning_rate, "step")
 
     @property
     def steps(self) -> Steps:

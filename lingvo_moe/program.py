@@ -110,9 +110,7 @@ class Program:
             with zipfile.ZipFile(path) as bundle:
                 header = json.loads(bundle.read("program.json"))
                 if header["format"] != _FORMAT:
-                    raise UserError(
-                        f"{path}: program format {header['format']}, this version reads {_FORMAT}; export it again."
-                    )
+                    raise ValueError(f"program format {header['format']}; this version reads {_FORMAT}")
                 module = bundle.read("module.bin")
             return Program(
                 header["name"],
@@ -136,8 +134,6 @@ class Program:
             ValueError,
             RuntimeError,  # zipfile's, for a file that seems to be encrypted or of another version
         ) as error:
-            if isinstance(error, UserError):
-                raise
             raise UserError(f"{path}: not a program bundle, or a corrupt one ({error}); export it again.") from None
 
 
@@ -171,7 +167,7 @@ def lower(
     specs = tree.flatten(inputs)
     arguments = tuple(_argument(name, path, spec, layout) for path, spec in specs.items())
     _check_donated_names(name, specs, donated)
-    with spmd.num_devices(layout.mesh.size):
+    with spmd.annotating_for(layout.mesh.size):
         module, results = _trace(name, function, specs)
     _check_donated(name, arguments, results, donated)
     outputs = []

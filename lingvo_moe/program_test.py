@@ -118,7 +118,7 @@ def test_the_gradient_of_a_gather_is_a_tensor():
     specs = {"w": Spec((4, 2), "float32", "me"), "ids": Spec((3,), "int32", "s")}
     program = lower("gather", gradient, specs, {}, LAYOUT)
     values = {"w": np.zeros((4, 2), np.float32), "ids": np.int32([1, 1, 3])}
-    found = harness.engine(LAYOUT).load(program)(values)
+    found = harness.engine(LAYOUT).compile(program)(values)
     np.testing.assert_array_equal(found["w"], [[0, 0], [2, 2], [0, 0], [1, 1]])
 
 
@@ -234,7 +234,7 @@ from lingvo_moe.program import Program
 program = Program.load({bundle!r})
 inputs = {{"state": {{"w": np.ones((8, 4), np.float32), "step": np.int32(1)}},
           "batch": {{"x": np.ones((4, 8), np.float32)}}}}
-outputs = Engine(8, platform="cpu").load(program)(inputs)
+outputs = Engine(8, platform="cpu").compile(program)(inputs)
 assert (np.asarray(outputs["y"]) == 8).all() and (np.asarray(outputs["state"]["w"]) == 2).all()
 assert not any(name.startswith("tensorflow") for name in sys.modules), "TensorFlow was imported"
 """
@@ -306,6 +306,8 @@ def rewrite(bundle: str, **changes):
         {"inputs": [{"path": "x"}]},
         {"mesh": None},
         {"mesh": 8},
+        {"mesh": [0]},
+        {"axis_names": ["x", "x"]},
         {"donated": 1},
         {"windowed_einsum_mib": "many"},
         {"windowed_einsum_mib": 2.7},
@@ -315,14 +317,16 @@ def rewrite(bundle: str, **changes):
 def test_malformed_header_is_an_error(bundle, changes):
     """A file that another program wrote is not loaded by accident."""
     rewrite(bundle, **changes)
-    with pytest.raises(UserError, match="not a program bundle, or a corrupt one"):
+    with pytest.raises(UserError, match=f"{bundle}: not a program bundle, or a corrupt one"):
         Program.load(bundle)
 
 
 def test_other_format_version_is_an_error(bundle):
     """The message names both versions."""
     rewrite(bundle, format=99)
-    with pytest.raises(UserError, match="program format 99, this version reads 2; export it again"):
+    with pytest.raises(
+        UserError, match=r"or a corrupt one \(program format 99; this version reads 2\); export it again"
+    ):
         Program.load(bundle)
 
 

@@ -79,7 +79,7 @@ class ExperimentModel(Model, Protocol):
 class DecodingModel(Model, Protocol):
     """What `decode` requires of a model beside `Model`."""
 
-    def decoding_theta(self, theta: dict, context: Context) -> dict:
+    def prepare_decoding(self, theta: dict, context: Context) -> dict:
         """Returns the weights in the form that `start_decoding` and `decode_step` take."""
         ...
 
@@ -87,7 +87,7 @@ class DecodingModel(Model, Protocol):
         """Returns the decoding state before the first token that is searched for.
 
         Args:
-          theta: the weights, as `decoding_theta` returns them.
+          theta: the weights, as `prepare_decoding` returns them.
           source: ids, segment_ids, positions `[B, S] int32`: a sentence a row; for a language model a prompt, with bos.
           cache_length: T*K.
           context: of the call, without a seed.
@@ -108,7 +108,7 @@ class DecodingModel(Model, Protocol):
         """Returns (logits `[B, K, V] float32`, decoding state) after one token for each of K hypotheses.
 
         Args:
-          theta: the weights, as `decoding_theta` returns them.
+          theta: the weights, as `prepare_decoding` returns them.
           state: the decoding state before this token.
           ids: `[B, K] int32`, the last token of each hypothesis; at first bos.
           paddings: `[B, K] bool`, true for hypotheses that can have no effect.
@@ -177,7 +177,7 @@ class SegmentingModel(Model, Protocol):
         ...
 
     def check_size(self, size: tuple[int, ...], devices: tuple[int, ...]):
-        """Raises UserError for volumes of X, Y, Z voxels that it cannot segment, so many devices sharing each side."""
+        """Raises UserError for volumes of X, Y, Z voxels that it cannot segment with `devices` along each side."""
         ...
 
 

@@ -118,8 +118,8 @@ class Steps:
             theta = self._trained(before)
             loss, metrics, gradients = self._differentiate(theta, state, self._annotated(batch_specs, inputs["batch"]))
             with tf.name_scope("optimizer"):
-                norm = _global_norm(weights, gradients)
-                is_finite = tf.math.is_finite(loss) & tf.math.is_finite(norm)
+                gradient_norm = _global_norm(weights, gradients)
+                is_finite = tf.math.is_finite(loss) & tf.math.is_finite(gradient_norm)
                 learning_rate = self._learning_rate(state["step"])
                 new_theta, optimizer_state = self._update(weights, theta, gradients, state, is_finite)
                 updated = self._average(before["theta"], new_theta, state["step"])
@@ -134,7 +134,7 @@ class Steps:
                 metrics,
                 **counts,
                 loss=loss,
-                gradient_norm=norm,
+                gradient_norm=gradient_norm,
                 learning_rate=learning_rate,
             )
             return {
@@ -263,7 +263,7 @@ class Steps:
 
     def _prepare_decoding(self, theta: dict) -> dict:
         model = self._decoding_model()
-        return model.decoding_theta(self._annotated(model.weights(), theta), self._context())
+        return model.prepare_decoding(self._annotated(model.weights(), theta), self._context())
 
     def _search(
         self, source_specs: dict, search: BeamSearch | Sampling, specs: dict, prepare: Callable[[dict], dict]

@@ -72,13 +72,13 @@ def steps_of(mesh: str, **fields) -> Steps:
 
 @functools.cache
 def initialiser(mesh: str) -> Executable:
-    return harness.engine(steps_of(mesh).layout).load(steps_of(mesh).init())
+    return harness.engine(steps_of(mesh).layout).compile(steps_of(mesh).init())
 
 
 @functools.cache
 def trainer(mesh: str, dtype: str = "float32") -> Executable:
     steps = steps_of(mesh, dtype=dtype)
-    return harness.engine(steps.layout).load(steps.train(BATCH_SPECS))
+    return harness.engine(steps.layout).compile(steps.train(BATCH_SPECS))
 
 
 def new_state(seed: int = 0, mesh: str = "8") -> dict:
@@ -132,7 +132,7 @@ def test_state_is_created_sharded():
 def test_no_device_holds_a_full_sharded_weight_during_initialisation():
     """Two weights of 8 x 8 x 4096 floats take 2 MiB over all devices; each device uses less than one of them takes."""
     steps = steps_of("8", hidden_dim=4096)
-    memory = harness.engine(steps.layout).load(steps.init()).memory()
+    memory = harness.engine(steps.layout).compile(steps.init()).memory()
     assert memory.output_size_in_bytes + memory.temp_size_in_bytes < 8 * 8 * 4096 * 4
 
 
@@ -232,8 +232,8 @@ def test_non_finite_step_is_counted_and_changes_no_weight(ema_decay):
     steps = Steps(Poisoned(), OPTIMIZER, Layout.of(DeviceMesh((2,))), ema_decay=ema_decay)
     engine = harness.engine(steps.layout)
     step, state = (
-        engine.load(steps.train(BATCH_SPECS)),
-        engine.load(steps.init())({"seed": np.array([0, 1], np.int32)})["state"],
+        engine.compile(steps.train(BATCH_SPECS)),
+        engine.compile(steps.init())({"seed": np.array([0, 1], np.int32)})["state"],
     )
     counted = []
     for number, poison in enumerate([None, Poisoned.LOSS, Poisoned.GRADIENT, None, Poisoned.LOSS]):
@@ -352,7 +352,7 @@ def trained_weights(state: dict) -> dict[str, np.ndarray]:
 def test_theta_is_the_moving_average_of_the_weights_of_training_without_it(mesh):
     """`ema_decay` does not change what is trained; the oracle averages the other run's weights, in numpy."""
     steps = averaging(mesh)
-    executable = harness.engine(steps.layout).load(steps.train(BATCH_SPECS))
+    executable = harness.engine(steps.layout).compile(steps.train(BATCH_SPECS))
     plain, weights = new_state(), tree.flatten(new_state()["theta"])
     state, average = {**plain, "ema_gap": tree.map_leaves(np.zeros_like, plain["theta"])}, weights
     for step in range(16):  # the decay reaches 0.6 at the 14th
@@ -371,7 +371,7 @@ def test_theta_is_the_moving_average_of_the_weights_of_training_without_it(mesh)
 def test_average_starts_with_the_initial_weights():
     """So weights that are loaded into `theta` are those that training goes on with."""
     steps = averaging("8")
-    state = harness.engine(steps.layout).load(steps.init())({"seed": np.array([0, 0], np.int32)})["state"]
+    state = harness.engine(steps.layout).compile(steps.init())({"seed": np.array([0, 0], np.int32)})["state"]
     assert tree.flatten(state).keys() == tree.flatten(steps.state_specs()).keys()
     assert_same_bits(tree.map_leaves(np.asarray, state["theta"]), new_state()["theta"])
     assert not any(np.asarray(gap).any() for gap in tree.flatten(state["ema_gap"]).values())
@@ -386,7 +386,7 @@ def test_gradient_norm_is_that_of_all_gradients():
 
     batch, layout = batch_of(0), Layout()
     steps = dataclasses.replace(steps_of("1"), model=Deterministic())
-    executable = harness.engine(layout).load(steps.train(BATCH_SPECS))
+    executable = harness.engine(layout).compile(steps.train(BATCH_SPECS))
     metrics = executable({"state": new_state(), "batch": batch})["metrics"]
     gradients = harness.run(harness.with_gradients(function), {"theta": new_state()["theta"], **batch})
     norm = np.sqrt(
@@ -434,7 +434,7 @@ def test_evaluation_is_deterministic_and_does_not_depend_on_the_mesh():
     metrics = {}
     for mesh in ("1", "8"):
         steps = steps_of(mesh)
-        executable = harness.engine(steps.layout).load(steps.evaluate(BATCH_SPECS))
+        executable = harness.engine(steps.layout).compile(steps.evaluate(BATCH_SPECS))
         inputs = {"theta": new_state()["theta"], "batch": batch_of(0)}
         metrics[mesh] = harness.arrays(executable(inputs)["metrics"])
         assert_same_bits(metrics[mesh], harness.arrays(executable(inputs)["metrics"]))

@@ -87,7 +87,7 @@ def counting(config: experiment.Experiment, step: int) -> dict:
 def train(config: experiment.Experiment, steps: int) -> list[dict[str, float]]:
     """Returns the metrics of the first steps, on virtual devices."""
     engine = harness.engine(Layout.of(config.mesh))
-    init, step = engine.load(config.steps.init()), engine.load(config.steps.train(config.batch_specs()))
+    init, step = engine.compile(config.steps.init()), engine.compile(config.steps.train(config.batch_specs()))
     state, history = init({"seed": np.array([0, 7], np.int32)})["state"], []
     for number in range(steps):
         outputs = step({"state": state, "batch": counting(config, number)})

@@ -114,5 +114,5 @@ def test_devices_of_the_quickstart_rarely_wait_for_each_other():
     Only the embedding tables are sharded, and the gradients of the other weights are added up together.
     """
     own = experiment.get("m4.Quickstart", ["platform=cpu"])
-    module = Engine(2, "cpu").load(own.steps.train(own.batch_specs())).hlo()
+    module = Engine(2, "cpu").compile(own.steps.train(own.batch_specs())).hlo()
     assert 0 < len(find_collectives(Module(module, 2))) <= 40

@@ -74,11 +74,6 @@ class Collective:
         """The number of devices that communicate with each other."""
         return len(self.group)
 
-    @property
-    def stride(self) -> int:
-        """The smallest difference between the numbers of two devices of a group."""
-        return int(np.diff(self.group).min()) if len(self.group) > 1 else 1
-
     def seconds(self, links: Torus | Network) -> float:
         """Returns the seconds of one run by our model of the links."""
         if self.kind == "collective-permute":
@@ -126,14 +121,14 @@ def _within(module: Module, instruction: Instruction) -> Iterator[tuple[Instruct
 def _collective(module: Module, outer: Instruction, instruction: Instruction, kept: int, times: int) -> Collective:
     channel = _CHANNEL.search(instruction.rest)
     return Collective(
-        channel[1] if channel else instruction.name,
-        "reduce-scatter" if kept else _kind(instruction),
-        kept or _result_bytes(instruction),
-        tuple(np.sort(_first_group(instruction, module.num_devices)).tolist()),
-        times,
-        instruction.op_name or outer.op_name,
-        _overlapped_cycles(module, instruction),
-        _pairs(instruction),
+        channel=channel[1] if channel else instruction.name,
+        kind="reduce-scatter" if kept else _kind(instruction),
+        bytes=kept or _result_bytes(instruction),
+        group=tuple(np.sort(_first_group(instruction, module.num_devices)).tolist()),
+        times=times,
+        op_name=instruction.op_name or outer.op_name,
+        overlapped_cycles=_overlapped_cycles(module, instruction),
+        pairs=_pairs(instruction),
     )
 
 

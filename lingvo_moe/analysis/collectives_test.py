@@ -18,6 +18,7 @@ from lingvo_moe.lazy import tf
 from lingvo_moe.program import Program
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
+from lingvo_moe.testing.plans import stride
 
 # A loop of nine trips, a fused ReduceScatter in it, a branch, a call, the start of an asynchronous AllGather.
 _TEXT = """HloModule small, is_scheduled=true
@@ -108,8 +109,8 @@ def test_every_collective_has_its_kind_bytes_group_and_times():
     ]
 
 
-@pytest.mark.parametrize("mesh, group, stride", [("8", 8, 1), ("4x2", 4, 2)])
-def test_collectives_of_a_compiled_loop_count_with_its_trips(mesh, group, stride):
+@pytest.mark.parametrize("mesh, group, spacing", [("8", 8, 1), ("4x2", 4, 2)])
+def test_collectives_of_a_compiled_loop_count_with_its_trips(mesh, group, spacing):
     """The partitioner's own text: a sum over the sharded dimension, five times, over the first mesh axis."""
     layout = Layout.of(DeviceMesh.parse(mesh))
 
@@ -124,7 +125,7 @@ def test_collectives_of_a_compiled_loop_count_with_its_trips(mesh, group, stride
     inputs = {"x": np.ones((8, 16), np.float32)}
     text = harness.compile_for(function, inputs, layout, {"x": "Bs", "y": "Bs"}).hlo()
     found = find_collectives(Module(text, 8))
-    assert {(c.kind, c.bytes, c.group_size, c.stride) for c in found} == {("all-reduce", 16 * 4, group, stride)}
+    assert {(c.kind, c.bytes, c.group_size, stride(c)) for c in found} == {("all-reduce", 16 * 4, group, spacing)}
     assert sum(c.times for c in found) == 5
 
 
@@ -193,7 +194,7 @@ def _lowered(name: str, platform: str) -> Program:
 def test_no_collective_of_a_compiled_module_is_missed(name, topology):
     """Against a dumb search of the text: as many of each kind, and none that the module's own check would report."""
     target = target_of(topology)
-    text = target.load(_lowered(name, "gpu" if isinstance(target, Cluster) else "")).hlo()
+    text = target.compile(_lowered(name, "gpu" if isinstance(target, Cluster) else "")).hlo()
     module, runs = Module(text, 8), collections.Counter()
     for collective in find_collectives(module):
         runs[collective.kind] += collective.times

@@ -106,6 +106,6 @@ def _scheduled_seconds(name: str) -> float:
         Layout.of(DeviceMesh((devices,))),
         {"x": "Bmh", "y": "mh"},
     )
-    compiled = cluster.load(program)
+    compiled = cluster.compile(program)
     assert compiled.schedule is not None
     return compiler_schedule.seconds(compiled.schedule, Module(compiled.hlo(), devices))

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from lingvo_moe import tree
 from lingvo_moe.analysis import model_parts
-from lingvo_moe.analysis.hardware import GENERATIONS, Network, Torus
+from lingvo_moe.analysis.hardware import GENERATIONS, links_of
 from lingvo_moe.analysis.layout_space import Candidate
 from lingvo_moe.analysis.model_parts import GATE, ITEM_BYTES, Part, Saved, Step, Work
 from lingvo_moe.analysis.roofline import EXACT_PASSES
@@ -154,15 +154,15 @@ class CostModel:
         self._is_exact = experiment.matmul_precision == HIGHEST and self._model.activation_dtype == "float32"
         if isinstance(target, Slice):
             hardware = GENERATIONS[target.generation]
-            self._links, self._available = Torus(hardware, target.chips), hardware.memory * _USABLE
+            self._available = hardware.memory * _USABLE
             peak = self._exact_flops = hardware.peak_flops
             self._exact_passes = EXACT_PASSES
         else:
             hardware = target.gpu
-            self._links, self._available = Network(target), float(hardware.available)
+            self._available = float(hardware.available)
             peak = hardware.peak_flops if self._model.activation_dtype == "bfloat16" else hardware.tf32_flops
             self._exact_flops, self._exact_passes = hardware.float32_flops, 1
-        self._memory_bandwidth = hardware.memory_bandwidth
+        self._links, self._memory_bandwidth = links_of(target), hardware.memory_bandwidth
         self._part_costs: dict[tuple, _PartCost] = {}
         self._numbers: dict[Part, int] = {}
         self._divided: dict[tuple, list[_Divided]] = {}
@@ -189,21 +189,24 @@ class CostModel:
             times = part.count * (schedule.iterations * schedule.repeats_per_iteration if schedule else 1)
             cost = self._part_cost(number, part, candidate, is_inside=schedule is not None)
             compute[part.name] += times * cost.seconds
+            wasted = times * schedule.bubble_share if schedule else 0.0
+            bubbles += wasted * cost.seconds
             for move in cost.moves:
                 what = "weights" if move.is_weight else "activations"
                 runs: float = times
                 if schedule and self._is_deferred(move, part.stack, candidate):  # sums of microbatches, in float32
                     runs = part.count * schedule.repeats_per_stage * 4 / ITEM_BYTES[self._model.activation_dtype]
+                else:
+                    bubbles += wasted * move.seconds
                 collectives[move.kind, what, candidate.mesh.axis_names[move.axis]] += runs * move.seconds
             saved += times * cost.saved_bytes
             temporary = max(temporary, cost.temporary_bytes)
-            if schedule:
-                bubbles += schedule.bubble_share * times * (cost.seconds + sum(move.seconds for move in cost.moves))
         compute["saved tensors"] = SAVED_PASSES * saved / self._memory_bandwidth
         for name, seconds in self._of_weights(candidate, schedules):
             compute[name] += seconds
-        for key, seconds in self._of_stages(candidate, schedules):
+        for schedule, key, seconds in self._of_stages(candidate, schedules):
             collectives[key] += seconds
+            bubbles += schedule.bubble_share * seconds if schedule else 0.0
         memory = self._memory(candidate, saved, temporary)
         tokens = candidate.batch_size * next(iter(self._experiment.input.lengths.values()))
         return Estimate(dict(compute), dict(collectives), bubbles, memory, self._available, tokens)
@@ -314,8 +317,8 @@ class CostModel:
 
     def _of_stages(
         self, candidate: Candidate, schedules: dict[str, Schedule]
-    ) -> Iterator[tuple[tuple[str, str, str], float]]:
-        """What a pipeline sends from stage to stage in each iteration, and its outputs to all stages."""
+    ) -> Iterator[tuple[Schedule | None, tuple[str, str, str], float]]:
+        """What a pipeline sends from stage to stage in each iteration of a schedule, and, once, to all stages."""
         if candidate.stages == 1:
             return
         axis, table = 0, self._table(candidate.layout, True)
@@ -327,19 +330,20 @@ class CostModel:
             rows = candidate.batch_size / candidate.microbatches
             size = rows * length * model.model_dim * item_bytes / shards
             seconds = 2 * schedule.iterations * machine.collective_seconds("collective-permute", size, axis)
-            yield ("collective-permute", "activations", name), seconds
+            yield schedule, ("collective-permute", "activations", name), seconds
             whole = candidate.microbatches * size
-            yield ("all-reduce", "activations", name), 2 * machine.collective_seconds("all-reduce", whole, axis)
+            yield None, ("all-reduce", "activations", name), 2 * machine.collective_seconds("all-reduce", whole, axis)
             if table["BTV"][2] >= 0:
                 # XLA embeds, and computes logits, in another order of the devices, in both passes: two permutes of the
                 # whole batch in float32, two in the type of activations. It also gathers whole rows from all stages.
                 both = 2 * whole * (1 + 4 / item_bytes)
                 yield (
+                    None,
                     ("collective-permute", "activations", name),
                     machine.collective_seconds("collective-permute", both, axis),
                 )
                 rows = whole * (candidate.mesh.shape[table["BTM"][2]] if table["BTM"][2] >= 0 else 1)
-                yield ("all-gather", "activations", name), machine.collective_seconds("all-gather", rows, axis)
+                yield None, ("all-gather", "activations", name), machine.collective_seconds("all-gather", rows, axis)
 
     def _memory(self, candidate: Candidate, saved: float, temporary: float) -> dict[str, float]:
         sizes = self._sizes(candidate.layout, candidate.accumulates)
@@ -356,7 +360,7 @@ class CostModel:
         weights = stacked = gradients = largest = 0.0
         for weight in self._weights:
             size = 4 * weight.size / _shards(layout, table[weight.logical_axes])
-            is_narrow = weight.is_repeated and not weight.wide and not accumulates
+            is_narrow = weight.is_repeated and not weight.keep_float32 and not accumulates
             weights += size
             stacked += size * weight.is_repeated
             gradients += size * (narrow / 4 if is_narrow else 1)

@@ -30,6 +30,7 @@ from lingvo_moe.lazy import tf
 from lingvo_moe.program import Program
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
+from lingvo_moe.testing.plans import stride
 
 pytestmark = pytest.mark.slow
 
@@ -91,7 +92,7 @@ def sent(hlo: str) -> dict[tuple[str, int, int], int]:
     """Bytes of all runs of the collectives, by kind, size and stride of the groups."""
     total: dict[tuple[str, int, int], int] = collections.defaultdict(int)
     for found in find_collectives(Module(hlo, 8)):
-        total[found.kind, found.group_size, found.stride] += found.bytes * found.times
+        total[found.kind, found.group_size, stride(found)] += found.bytes * found.times
     return dict(total)
 
 
@@ -99,7 +100,7 @@ def sent(hlo: str) -> dict[tuple[str, int, int], int]:
 def on_cpus(family: str, name: str) -> tuple[dict[str, np.ndarray], dict]:
     """Results on eight virtual devices, and what is sent."""
     layout = Layout.of(DeviceMesh(FAMILIES[family][1]), name)
-    executable = harness.engine(layout).load(lowered(family, layout))
+    executable = harness.engine(layout).compile(lowered(family, layout))
     return harness.arrays(executable(inputs_of(family))), sent(executable.hlo())
 
 
@@ -131,7 +132,7 @@ def test_an_annotation_less_costs_gathers():
     """The test above can fail: without the annotation of keys and values, each of four passes gathers them over y."""
     complete = on_cpus("dense", "gspmd_few")[1]
     layout = dataclasses.replace(Layout.of(DeviceMesh((4, 2))), annotated=("BTM", "BTND", "BTH"))
-    found = sent(harness.engine(layout).load(lowered("dense", layout)).hlo())
+    found = sent(harness.engine(layout).compile(lowered("dense", layout)).hlo())
     keys = 4 * (BATCH // 4) * LENGTH * HEADS * HEAD_DIM
     assert found == complete | {("all-gather", 2, 1): complete["all-gather", 2, 1] + 4 * keys}
 
@@ -149,7 +150,7 @@ def test_tpu_compiler_completes_them_too(family):
     modules = []
     for name in FAMILIES[family][2]:
         layout = Layout.of(DeviceMesh(FAMILIES[family][1]), name)
-        modules.append(sent(Slice.of("v3:2x2x1").load(lowered(family, layout)).hlo()))
+        modules.append(sent(Slice.of("v3:2x2x1").compile(lowered(family, layout)).hlo()))
     assert_sends_no_more(modules[1], modules[0], family)
 
 

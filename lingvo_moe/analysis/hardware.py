@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lingvo_moe.engines.cluster import GPUS, Cluster, Gpu
+from lingvo_moe.engines.topology import Slice
 
 GIGA = 10**9
 GIB = 2**30
@@ -205,3 +206,8 @@ class Torus:
     @property
     def _sizes(self) -> tuple[int, ...]:
         return (self.generation.cores_per_chip, *self.chips)
+
+
+def links_of(target: Slice | Cluster) -> Torus | Network:
+    """Returns the links of a slice's cores or a cluster's GPUs."""
+    return Torus(GENERATIONS[target.generation], target.chips) if isinstance(target, Slice) else Network(target)

@@ -16,9 +16,11 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from lingvo_moe.analysis import compiler_schedule, flops, roofline
 from lingvo_moe.analysis.collectives import Collective, find_collectives, missed
-from lingvo_moe.analysis.hardware import GENERATIONS, Network, Torus, hardware_of
+from lingvo_moe.analysis.hardware import Network, Torus, hardware_of, links_of
 from lingvo_moe.analysis.hlo import Buffer, Module
 from lingvo_moe.analysis.instruction import Instruction
 from lingvo_moe.engines.cluster import GPUS, Cluster
@@ -57,7 +59,6 @@ _PART = re.compile("|".join(PARTS))
 _OTHER = "other"
 ALL_PARTS = (*PARTS, _OTHER)
 _MAX_BUFFERS = 5
-_ITEM_BYTES = {"float32": 4, "int32": 4, "bfloat16": 2, "bool": 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,7 +278,7 @@ def make(
         "model_flops": flops.training_step(experiment.model, experiment.input) if program == "train" else None,
     }
     try:
-        compiled = target.load(lowered)
+        compiled = target.compile(lowered)
     except OutOfMemory as answer:
         compile_seconds = time.monotonic() - lowered_at
         return Plan(**shared, **_without_program(lowered, target, answer), compile_seconds=compile_seconds)
@@ -347,7 +348,7 @@ def part_of(instruction: Instruction) -> str:
 
 def collective_costs(module: Module, target: Slice | Cluster) -> tuple[CollectiveCost, ...]:
     """Returns the collectives of a module that was compiled for a target; raises ValueError for unreadable groups."""
-    return _collectives(find_collectives(module), _links(target))
+    return _collectives(find_collectives(module), links_of(target))
 
 
 def _lower(experiment: Experiment, program: str) -> Program:
@@ -390,7 +391,7 @@ def _kind(argument: Argument, program: Program) -> str:
 
 
 def _bytes_per_device(argument: Argument, program: Program) -> int:
-    return math.prod(argument.shape) * _ITEM_BYTES[argument.dtype] // _parts(argument, program)
+    return math.prod(argument.shape) * np.dtype(argument.dtype).itemsize // _parts(argument, program)
 
 
 def _parts(argument: Argument, program: Program) -> int:
@@ -405,10 +406,6 @@ def _runs(module: Module, target: Slice | Cluster) -> Iterator[tuple[Instruction
             yield instruction, instruction.cycles * times
         else:
             yield instruction, roofline.cycles(module, instruction, target.gpu) * times
-
-
-def _links(target: Slice | Cluster) -> Torus | Network:
-    return Torus(GENERATIONS[target.generation], target.chips) if isinstance(target, Slice) else Network(target)
 
 
 def _collectives(collectives: list[Collective], links: Torus | Network) -> tuple[CollectiveCost, ...]:
@@ -457,7 +454,7 @@ def _largest_buffers(lowered: Program, target: Slice | Cluster) -> tuple[Buffer,
     if larger is None:
         return ()
     try:
-        hlo = larger.load(lowered).hlo()
+        hlo = larger.compile(lowered).hlo()
     except OutOfMemory:
         return ()
     with _reading():

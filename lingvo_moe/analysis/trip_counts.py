@@ -51,7 +51,7 @@ class TripCounts:
         self._counted: dict[str, int | None] = {}
 
     def of(self, loop: Instruction) -> int | None:
-        """Returns how often a `while` runs its body; None if that depends on data."""
+        """Returns how often a `while` runs its body; None if that depends on data or is more than 100,000."""
         if loop.name not in self._counted:
             trips = loop.known_trips
             self._counted[loop.name] = self._count(loop) if trips is None else trips
@@ -200,6 +200,8 @@ def _logical(opcode: str, operands: Sequence[_Value]) -> bool | None:
     decisive = opcode == "or"
     if decisive in operands:
         return decisive
+    if None not in operands:
+        return not decisive
     # Beam search may stop early; its trip count is at most the counter's limit.
     known = [value for value in operands if value is not None]
     return bool(known[0]) if known and opcode == "and" else None

@@ -93,6 +93,19 @@ def test_a_condition_may_be_negated():
     assert _counted(less, negated)[0] == 9
 
 
+def test_a_condition_may_be_an_alternative():
+    """Less than nine, or greater than nine hundred: known, though neither is true at the end."""
+    less = "  ROOT %more = pred[]{:T(1024)} compare(%i, %limit), direction=LT"
+    either = (
+        less.replace("ROOT %more", "%less")
+        + """
+  %many = s32[]{:T(256)} constant(900)
+  %greater = pred[]{:T(1024)} compare(%i, %many), direction=GT
+  ROOT %more = pred[]{:T(1024)} or(%less, %greater)"""
+    )
+    assert _counted(less, either) == (9, 0)
+
+
 def test_a_count_that_the_text_says_is_taken():
     """Of the compilers for CPUs and GPUs, which may have changed the counter."""
     said = ' body=%body, backend_config={"known_trip_count":{"n":"5"}}'

@@ -242,8 +242,9 @@ def _from_safetensors(config: CheckpointConfig, file: str):
         _logger.warning("--model=%s: %s has the hyperparameters of %s, which are not used.", given, file, facts.model)
         name, settings = given, ()
     trained = experiment.unchecked(name, (*settings, *config.assignments))  # the mesh does not matter here
-    step = weights_conversion.from_safetensors(file, name, weight_specs(trained.model.weights()), logdir)
-    hyperparameters.save(pathlib.Path(logdir), hyperparameters.of(name, trained).portable)
+    recorded = hyperparameters.of(name, trained).portable
+    save = functools.partial(hyperparameters.save, pathlib.Path(logdir), recorded)
+    step = weights_conversion.from_safetensors(file, name, weight_specs(trained.model.weights()), logdir, save)
     if facts.tokenizer_hashes is None and uses_tokenizers(trained):
         _logger.warning(
             "--input=%s does not say which tokenizers its weights were trained with; commands with --logdir=%s will "

@@ -59,7 +59,7 @@ def diagnose(config: DiagnoseConfig):
     step = _replayed(saved, checkpoints) if saved else _next(experiment, checkpoints)
     _check_average(checkpoints.path(step.checkpoint), experiment.training.ema_decay)
     with compiling.announced(f"the diagnosis of {name}", experiment, engine.platform):
-        program = engine.load(experiment.steps.diagnose(experiment.batch_specs()))
+        program = engine.compile(experiment.steps.diagnose(experiment.batch_specs()))
     _, theta = checkpoints.restore_theta(name, theta_specs, program.shardings("state")["theta"], step.checkpoint)
     state = {"step": np.int32(step.done), "seed": np.array(step.seed, np.int32), "theta": theta}
     if experiment.training.ema_decay:

@@ -381,9 +381,9 @@ def hashes(by_side: Mapping[str, Tokenizer]) -> tuple[str, ...]:
 
 
 def fitting_vocabulary(pieces: int) -> int:
-    """Returns a size of the vocabulary of models for so many pieces: a multiple of 8, which 2, 4 or 8 devices divide.
+    """Returns the size of the vocabulary of models for a number of pieces: a multiple of 8.
 
-    A layout may shard the vocabulary among them.
+    A layout may shard the vocabulary among 2, 4 or 8 devices, which divide it.
     """
     return -(-pieces // 8) * 8
 

@@ -22,7 +22,7 @@ from lingvo_moe.ops.context import Context
 from lingvo_moe.ops.top_k import VocabularyChunks, top_k
 from lingvo_moe.ranges import COUNT, COUNT_OR_0, Range
 
-_IMPOSSIBLE = -float("inf")
+_NO_SCORE = -float("inf")
 
 # (decoding state, ids [B, K], paddings [B, K], position, first cache position, mask [B, K, T*K])
 # -> (logits [B, K, V], decoding state)
@@ -31,7 +31,7 @@ Step = Callable[[dict, "tf.Tensor", "tf.Tensor", "tf.Tensor", "tf.Tensor", "tf.T
 SelectRows = Callable[[dict, "tf.Tensor"], dict]
 MOST_POSITIONS = 2**24  # of a cache for one sentence; far beyond any memory
 _ALPHAS = Range(0, 10)  # far beyond any use; scores of larger ones are not finite
-_PART = 4  # a search narrows to a quarter of its batch
+_FEW_ROWS_DIVISOR = 4  # a search narrows to a quarter of its batch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class BeamSearch:
         if first_ids is not None:
             others = tf.not_equal(ids, first_ids[:, None])
             forbidden = tf.where(tf.equal(t, 0), others, forbidden)[:, None]
-        return tf.where(forbidden, _IMPOSSIBLE, logits)
+        return tf.where(forbidden, _NO_SCORE, logits)
 
     def confidence(self, score: float, length: int) -> float:
         """Returns the geometric mean of the tokens' probabilities of a hypothesis, 0 to 1; 0 for a score of NaN.
@@ -153,7 +153,7 @@ def flat_beam_search(
     beam, batch = _Beam(search, context, first_ids), present.shape[0]
     mask = context.annotate(tf.zeros((batch, search.beam_size, search.cache_length), tf.bool), "BTL")
     beams = {"active": beam.initial(batch), "finished": beam.no_finished(batch), "mask": mask}
-    few = batch // _PART if select_rows else 0
+    few = batch // _FEW_ROWS_DIVISOR if select_rows else 0
     t, beams, model_state = beam.run(step, present, (tf.constant(0), beams, model_state), until=few)
     if select_rows and few:
         live = _first_true(beam.searched(present, beams), few)
@@ -234,7 +234,7 @@ class _Beam:
         return {
             "ids": self._annotate(tf.zeros((*shape, self._search.max_length), tf.int32)),
             "last": self._annotate(tf.fill(shape, self._search.bos_id)),
-            "scores": self._annotate(tf.tile(tf.where(only_first, _IMPOSSIBLE, 0.0)[None], [batch, 1])),
+            "scores": self._annotate(tf.tile(tf.where(only_first, _NO_SCORE, 0.0)[None], [batch, 1])),
         }
 
     def no_finished(self, batch: int) -> dict:
@@ -242,7 +242,7 @@ class _Beam:
         shape = (batch, self._search.beam_size)
         return {
             "ids": self._annotate(tf.zeros((*shape, self._search.max_length), tf.int32)),
-            "scores": self._annotate(tf.fill(shape, _IMPOSSIBLE)),
+            "scores": self._annotate(tf.fill(shape, _NO_SCORE)),
             "lengths": self._annotate(tf.zeros(shape, tf.int32)),
         }
 
@@ -253,7 +253,7 @@ class _Beam:
 
     def paddings(self, active: dict, searched: tf.Tensor) -> tf.Tensor:
         """Returns `[B, K] bool`: the impossible hypotheses, and all of sentences that are not `searched [B] bool`."""
-        possible = active["scores"] > _IMPOSSIBLE
+        possible = active["scores"] > _NO_SCORE
         return self._annotate(tf.logical_not(tf.logical_and(possible, searched[:, None])))
 
     def reorder(self, values: tf.Tensor, parents: tf.Tensor) -> tf.Tensor:
@@ -275,12 +275,12 @@ class _Beam:
         ended = tf.equal(tokens, self._search.eos_id)
         candidates = {
             "ids": ids,
-            "scores": tf.where(ended, scores / self._length_penalty(t + 1), _IMPOSSIBLE),
+            "scores": tf.where(ended, scores / self._length_penalty(t + 1), _NO_SCORE),
             "lengths": tf.fill(scores.shape, t + 1),
         }
         finished = self._keep_best({name: tf.concat([finished[name], candidates[name]], axis=1) for name in finished})
         active = self._keep_best(
-            {"ids": ids, "last": tokens, "parents": parents, "scores": tf.where(ended, _IMPOSSIBLE, scores)}
+            {"ids": ids, "last": tokens, "parents": parents, "scores": tf.where(ended, _NO_SCORE, scores)}
         )
         return {name: active[name] for name in ("ids", "last", "scores")}, finished, active["parents"]
 
@@ -293,7 +293,7 @@ class _Beam:
     def result(self, t: tf.Tensor, active: dict, finished: dict) -> Hypotheses:
         """Returns the finished hypotheses, followed by active ones where there are fewer than K."""
         active_scores = active["scores"] / self._length_penalty(t)
-        count = tf.reduce_sum(tf.cast(finished["scores"] > _IMPOSSIBLE, tf.int32), axis=-1, keepdims=True)
+        count = tf.reduce_sum(tf.cast(finished["scores"] > _NO_SCORE, tf.int32), axis=-1, keepdims=True)
         rank = tf.range(self._search.beam_size)[None]
         order = tf.where(rank < count, rank, self._search.beam_size + rank - count)  # both lists are sorted
         lengths = tf.fill(finished["lengths"].shape, t)

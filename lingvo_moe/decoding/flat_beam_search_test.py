@@ -68,7 +68,7 @@ def source() -> dict:
 def theta() -> dict:
     """Weights with a sharp softmax, so that hypotheses differ by more than rounding, and some of them end early."""
     steps = Steps(_MODEL, Adafactor(), Layout())
-    state = Engine(1).load(steps.init())({"seed": np.array([0, 8], np.int32)})["state"]
+    state = Engine(1).compile(steps.init())({"seed": np.array([0, 8], np.int32)})["state"]
     values = tree.map_leaves(np.array, state["theta"])
     values["softmax"]["projection"] *= 2.5
     return values
@@ -94,7 +94,7 @@ def _naive_start(rows: int, state: dict) -> Program:
     """Returns `(theta, source) -> state`."""
 
     def start(inputs: dict) -> dict:
-        theta = _MODEL.decoding_theta(inputs["theta"], Context())
+        theta = _MODEL.prepare_decoding(inputs["theta"], Context())
         started = _MODEL.start_decoding(theta, inputs["source"], _MAX_LENGTH, Context())
         return {name: started[name] for name in state}
 
@@ -110,7 +110,7 @@ def _naive_step(rows: int, state: dict) -> Program:
     def step(inputs: dict) -> dict:
         position = inputs["position"]
         mask = tf.tile((tf.range(_MAX_LENGTH) <= position)[None, None], [rows, 1, 1])
-        theta = _MODEL.decoding_theta(inputs["theta"], Context())
+        theta = _MODEL.prepare_decoding(inputs["theta"], Context())
         paddings = tf.zeros((rows, 1), tf.bool)
         logits, new = _MODEL.decode_step(
             theta, inputs["state"], inputs["ids"], paddings, position, position, mask, Context()
@@ -134,7 +134,7 @@ class _Naive:
         rows = _BATCH * beam_size
         source = {field: np.repeat(value, beam_size, axis=0) for field, value in source.items()}
         state, engine = _naive_state(rows), Engine(1)
-        started, self._step = engine.load(_naive_start(rows, state)), engine.load(_naive_step(rows, state))
+        started, self._step = engine.compile(_naive_start(rows, state)), engine.compile(_naive_step(rows, state))
         self._state = started({"theta": theta, "source": source})
 
     def search(self, alpha: float, force_first: bool) -> list[list[tuple[float, tuple[int, ...]]]]:
@@ -194,7 +194,7 @@ class _Naive:
 @functools.cache
 def _compiled(search: BeamSearch, mesh: DeviceMesh, platform: str):
     steps = Steps(_MODEL, Adafactor(), Layout.of(mesh), platform)
-    return Engine(mesh.size).load(steps.decode(_source_specs(_BATCH, search), search))
+    return Engine(mesh.size).compile(steps.decode(_source_specs(_BATCH, search), search))
 
 
 def _flat(theta: dict, source: dict, search: BeamSearch, mesh: DeviceMesh, platform: str = "") -> dict:
@@ -283,7 +283,7 @@ def test_finite_capacity_is_for_live_hypotheses_alone(theta, source, platform):
     search = _SEARCHES[-1]
     changes = {"num_groups": 1, "inference_capacity_factor": 0.0, "inference_min_capacity": _SOURCE_LENGTH}
     steps = Steps(dataclasses.replace(_MODEL, **changes), Adafactor(), Layout(), platform)
-    finite = Engine(1).load(steps.decode(_source_specs(_BATCH), search))
+    finite = Engine(1).compile(steps.decode(_source_specs(_BATCH), search))
     rows = np.arange(_BATCH)[:, None]
     last = {field: np.where(rows == _BATCH - 1, value[:1], 0) for field, value in source.items()}
     found = {name: np.asarray(value) for name, value in finite({"theta": theta, "source": last}).items()}
@@ -308,7 +308,7 @@ def test_finite_capacity_suffices_for_the_sentences_that_it_is_made_for(theta, s
     places = len(live) * search.beam_size - missing
     changes = {"num_groups": 1, "inference_capacity_factor": 0.0, "inference_min_capacity": places}
     steps = Steps(dataclasses.replace(_MODEL, **changes), Adafactor(), Layout())
-    finite = Engine(1).load(steps.decode(_source_specs(_BATCH), search))
+    finite = Engine(1).compile(steps.decode(_source_specs(_BATCH), search))
 
     def only(*kept: int) -> dict:
         return {field: np.where(np.isin(np.arange(_BATCH), kept)[:, None], value, 0) for field, value in source.items()}

@@ -16,7 +16,7 @@ from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops import random_numbers
 from lingvo_moe.ops.context import Context
-from lingvo_moe.ops.top_k import largest, top_k
+from lingvo_moe.ops.top_k import max_with_index, top_k
 from lingvo_moe.ranges import COUNT, COUNT_OR_0, Range
 from lingvo_moe.sharding.layout import Spec
 
@@ -39,7 +39,8 @@ class Sampling:
       temperature: logits are divided by it: below 1, probable tokens become more probable.
       top_k: how many of the most probable tokens one is drawn from (Fan et al. 2018); 0 for all.
       top_p: one is drawn from the fewest most probable tokens that have this share of the probability (Holtzman et al.
-        2020), after `temperature` and `top_k`; 1 for all. Equally probable ones are all left, or none is.
+        2020), after `temperature` and `top_k`; 1 for all. Tokens of equal probability are all kept or all
+        removed.
       search: the model's beam search, whose maximal length and special tokens hold here, too.
     """
 
@@ -176,7 +177,7 @@ def _draw(
     values = tf.cond(share < 1.0, lambda: _nucleus(values, share), lambda: values)
     # The largest sum of a logit and Gumbel noise is a token drawn from the softmax (Gumbel 1954).
     uniform = random_numbers.uniform_by_row(inputs["seeds"], tuple(values.shape[1:]), t)
-    _, chosen = largest(values - tf.math.log(-tf.math.log(uniform)))
+    _, chosen = max_with_index(values - tf.math.log(-tf.math.log(uniform)))
     return chosen if ids is None else tf.gather(ids, chosen, batch_dims=2)
 
 

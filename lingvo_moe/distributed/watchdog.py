@@ -7,6 +7,7 @@ last messages, whose cause it reports in one line.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -128,7 +129,9 @@ class _Log(threading.Thread):
                 if holds:
                     self.held += text
                 else:
-                    os.write(2, text)
+                    # The child ends with its own status, also if nobody reads the log.
+                    with contextlib.suppress(OSError):
+                        os.write(2, text)
                 if ended:
                     return
 

@@ -43,6 +43,15 @@ def test_output_and_status_pass_through():
     assert sorted(errors.splitlines()) == ["E1122 09:08:20.0 1 gpu.cc:1] no GPU", "python"]
 
 
+def test_a_log_that_nobody_reads_changes_no_status():
+    """As after `train 2>&1 | head`: the child writes on, and ends with its own status."""
+    code = "os.write(2, b'first\\n'); time.sleep(1); [os.write(2, b'more\\n' * 99) for _ in range(99)]; sys.exit(0)"
+    with _start(code) as process:
+        assert process.stderr.readline() == "first\n"
+        process.stderr.close()
+        assert process.wait(timeout=60) == 0
+
+
 def test_an_abort_of_the_runtime_becomes_one_line_and_another_abort_is_shown():
     """A page of C++ stack does not help the user; a defect of another library must not be hidden."""
     lost = "os.write(2, b'W1122 09:08:20.0 1 preemption_sync_manager.cc:147] Failed to retrieve preemption notice\\n');"

@@ -1,7 +1,7 @@
 """The engine protocol: what training and inference need of an engine, whichever it is.
 
 An engine owns devices. It trains a model (`Engine.training`), computes its held-out loss (`Engine.evaluation`), decodes
-with it (`Engine.decoding`) and runs single programs (`Engine.load`). The packages above depend on this module alone;
+with it (`Engine.decoding`) and runs single programs (`Engine.compile`). The packages above depend on this module alone;
 `engines.registry` finds an engine by its name.
 """
 
@@ -238,7 +238,7 @@ class Engine(Protocol):
         """`cpu`, `gpu` or `tpu`."""
         ...
 
-    def load(self, program: Program) -> Executable:
+    def compile(self, program: Program) -> Executable:
         """Compiles a program."""
         ...
 

@@ -209,7 +209,7 @@ class Cluster:
         """Returns the same cluster with any amount of memory, to plan what did not fit."""
         return dataclasses.replace(self, is_limited=False)
 
-    def load(self, program: Program) -> Compiled:
+    def compile(self, program: Program) -> Compiled:
         """Compiles a program for the cluster.
 
         Raises:

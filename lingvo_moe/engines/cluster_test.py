@@ -35,7 +35,7 @@ def test_a_program_is_compiled_without_the_cluster(name, devices):
     described = Cluster.of(name)
     assert len(described.devices) == devices
     assert described.gpu is cluster.GPUS[described.name.partition(":")[0]]
-    compiled = described.load(_product(512, devices))
+    compiled = described.compile(_product(512, devices))
     assert compiled.memory().argument_size_in_bytes == 16 // devices * 512 * 512 * 4
     assert "all-reduce" in compiled.hlo()
     assert (compiled.schedule is None) == name.startswith("a100")
@@ -46,7 +46,7 @@ def test_optimised_machine_code_changes_nothing_that_a_plan_reads():
     option, program = "xla_gpu_disable_gpuasm_optimizations", _product(512, 8)
     assert Cluster.of("h100:1x8").compiler_options == (f"{option}=true",)
     clusters = [Cluster.of("h100:1x8", [f"{option}={value}"]) for value in ("true", "false")]
-    quick, optimised = (_without_ids(described.load(program)) for described in clusters)
+    quick, optimised = (_without_ids(described.compile(program)) for described in clusters)
     assert quick == optimised
 
 
@@ -59,16 +59,16 @@ def test_windowed_einsums_by_xla_are_refused():
     """Its option for GPUs changes nothing."""
     program = dataclasses.replace(_product(512, 8), windowed_einsum_mib=0)
     with pytest.raises(UserError, match="windowed_einsum_mib=0: XLA supports windowed einsums only on TPUs"):
-        Cluster.of("h100:1x8").load(program)
+        Cluster.of("h100:1x8").compile(program)
 
 
 def test_what_does_not_fit_is_refused():
     """XLA compiles for a GPU whatever its memory; two matrices of 40 GiB and their products are too much for one."""
     described = Cluster.of("h100:1x8")
     with pytest.raises(OutOfMemory) as caught:
-        described.load(_product(103_000, 8))
+        described.compile(_product(103_000, 8))
     assert caught.value.needed > 120e9 > 84e9 > caught.value.available > 75e9
-    assert described.with_more_memory().load(_product(103_000, 8)).memory().argument_size_in_bytes > 80e9
+    assert described.with_more_memory().compile(_product(103_000, 8)).memory().argument_size_in_bytes > 80e9
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_an_unknown_name_lists_tpus_and_gpus(name, suggestion):
 
 def test_a_mesh_of_another_size_is_refused():
     with pytest.raises(UserError, match="h100:1x8 has 8 GPUs; the mesh is 4, of 4. Pass --mesh=8, or a cluster of 4"):
-        Cluster.of("h100:1x8").load(_product(8, 4))
+        Cluster.of("h100:1x8").compile(_product(8, 4))
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_an_error_of_the_compiler_is_reported_with_the_remedy(error, reported, m
 
     monkeypatch.setattr(cluster.compilation, "compile_program", fails)
     with pytest.raises(UserError, match=reported):
-        Cluster.of("h100:1x8").load(_product(8, 8))
+        Cluster.of("h100:1x8").compile(_product(8, 8))
 
 
 def test_a_missing_compiler_is_reported_with_the_remedy(monkeypatch):

@@ -53,9 +53,9 @@ def test_windowed_einsums_by_xla_are_refused_where_it_does_not_make_them():
     """Not compiled as if nothing had been asked for."""
     program = _same(rows=8)
     with pytest.raises(UserError, match="test has windowed_einsum_mib=0: .*only on TPUs, and this is a cpu.*mib=-1"):
-        harness.engine(GRID).load(dataclasses.replace(program, windowed_einsum_mib=0))
+        harness.engine(GRID).compile(dataclasses.replace(program, windowed_einsum_mib=0))
 
 
 def test_devices_that_do_not_divide_the_batch_are_an_error():
     with pytest.raises(UserError, match=r"batch/x \[6, 8\] has a dimension of 6, which mesh axis x of 4 devices"):
-        harness.engine(GRID).load(_same(rows=6))
+        harness.engine(GRID).compile(_same(rows=6))

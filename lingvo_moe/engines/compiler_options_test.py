@@ -77,5 +77,5 @@ def test_a_program_is_compiled_with_the_options(monkeypatch):
     more = target.with_more_memory()
     assert more is not None and more.name == "v5p:2x2x1" and more.compiler_options == (of_slice,)
     program = Program("p", DeviceMesh((4,)), (), (), (), b"")
-    target.load(program)
+    target.compile(program)
     assert given[0]["xla_tpu_offload_gather_to_sparsecore"] is True and len(given[0]) > 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import numbers
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -82,7 +83,7 @@ class Engine:
         """`cpu`, `gpu` or `tpu`."""
         return self.devices[0].platform
 
-    def load(self, program: Program) -> Executable:
+    def compile(self, program: Program) -> Executable:
         """Compiles a program for these devices; raises UserError if it was made for another number of them."""
         if program.mesh.size != len(self.devices):
             raise UserError(
@@ -92,18 +93,20 @@ class Engine:
         return Executable(program, Mesh(np.array(self.devices).reshape(program.mesh.shape), program.mesh.axis_names))
 
     def training(self, steps: StepPrograms, batch_specs: dict, evaluates: bool = True) -> Training:
-        """Compiles a model's training step, and its held-out loss if `evaluates`; raises UserError as `load` does."""
+        """Compiles a model's training step, and its validation loss if `evaluates`; raises UserError as `compile`."""
         return Training(self, steps, batch_specs, evaluates)
 
     def evaluation(self, steps: StepPrograms, batch_specs: dict) -> Evaluation:
-        """Compiles a model's loss; raises UserError as `load` does."""
-        return Evaluation(self.load(steps.evaluate(batch_specs)))
+        """Compiles a model's loss; raises UserError as `compile` does."""
+        return Evaluation(self.compile(steps.evaluate(batch_specs)))
 
     def decoding(self, steps: StepPrograms, source_specs: dict, search: Any) -> Decoding:
-        """Compiles a model's beam search; raises UserError as `load` does."""
+        """Compiles a model's beam search; raises UserError as `compile` does."""
         if len(self.devices) > 1:
-            return Decoding(self.load(steps.decode(source_specs, search)))
-        return Decoding(self.load(steps.decode_prepared(source_specs, search)), self.load(steps.prepare_decoding()))
+            return Decoding(self.compile(steps.decode(source_specs, search)))
+        return Decoding(
+            self.compile(steps.decode_prepared(source_specs, search)), self.compile(steps.prepare_decoding())
+        )
 
 
 class Training:
@@ -116,8 +119,8 @@ class Training:
 
     def __init__(self, engine: Engine, steps: StepPrograms, batch_specs: dict, evaluates: bool):
         self._engine, self._steps, self._batch_specs = engine, steps, batch_specs
-        self._train = engine.load(steps.train(batch_specs))
-        self._evaluate = engine.load(steps.evaluate(batch_specs)) if evaluates else None
+        self._train = engine.compile(steps.train(batch_specs))
+        self._evaluate = engine.compile(steps.evaluate(batch_specs)) if evaluates else None
         self._batch_size = next(iter(tree.flatten(batch_specs).values())).shape[0]
         self.rows = _local_rows(self._train.shardings("batch"), self._batch_size)
         self.state: dict = {}
@@ -129,7 +132,7 @@ class Training:
 
     def initialise(self, seed: int):
         """Creates the state; each device initialises its own shards."""
-        self.load(self._engine.load(self._steps.init())({"seed": np.array([0, seed], np.int32)})["state"])
+        self.load(self._engine.compile(self._steps.init())({"seed": np.array([0, seed], np.int32)})["state"])
 
     def load(self, state: dict):
         """Takes over a state."""
@@ -183,7 +186,7 @@ class Training:
 
     def diagnose(self, batch: dict, step: int) -> dict:
         """Compiles and runs `steps.diagnose_function` for the step after `step` steps, with the current weights."""
-        program = self._engine.load(self._steps.diagnose(self._batch_specs))
+        program = self._engine.compile(self._steps.diagnose(self._batch_specs))
         state = {name: self.state[name] for name in program.shardings("state")} | {"step": np.int32(step)}
         return program({"state": state, "batch": self._shard_rows(batch)})
 
@@ -341,12 +344,15 @@ def _find_devices(num_cpu_devices: int, platform: str | None) -> list:
     try:
         devices = jax.devices(platform)
     except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        if platform is None:
+            raise UserError(
+                f"the environment variable JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS')}: {reason}"
+            ) from None
         remedy = (
             f" CUDA for JAX is not installed: {cuda.remedy()}." if platform == "gpu" and not cuda.has_runtime() else ""
         )
-        raise UserError(
-            f"--platform={platform}: JAX finds no such device ({str(error).splitlines()[0]}).{remedy}"
-        ) from None
+        raise UserError(f"--platform={platform}: JAX finds no such device ({reason}).{remedy}") from None
     if platform is None and cuda.has_unusable_gpu():
         _logger.warning(
             "the GPU of this machine is not used, because CUDA for JAX is not installed: %s.", cuda.remedy()

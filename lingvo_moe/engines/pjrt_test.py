@@ -47,7 +47,7 @@ def program():
 
 @pytest.fixture(scope="module")
 def executable(program) -> Executable:
-    return harness.engine(GRID).load(program)
+    return harness.engine(GRID).compile(program)
 
 
 def test_outputs_are_correct_and_sharded(executable):
@@ -94,12 +94,30 @@ def test_hlo_is_the_partitioned_module(executable):
 
 def test_a_program_for_another_number_of_devices_is_an_error(program):
     with pytest.raises(UserError, match=r"test is made for 8 devices \(4x2\); this engine has 2. Pass --devices=8"):
-        Engine(2, platform="cpu").load(program)
+        Engine(2, platform="cpu").compile(program)
 
 
 def test_more_devices_than_there_are_is_an_error():
     with pytest.raises(UserError, match="--devices=9: there are 8 cpu devices; ask for at most that many"):
         Engine(9, platform="cpu")
+
+
+@pytest.mark.parametrize(
+    "platform, message",
+    [
+        (None, "the environment variable JAX_PLATFORMS=tpu: Unable to initialize"),
+        ("tpu", "--platform=tpu: JAX finds no"),
+    ],
+)
+def test_a_platform_without_devices_is_named_as_it_was_given(monkeypatch, platform, message):
+    def fail(_):
+        raise RuntimeError("Unable to initialize backend 'tpu': no TPU.\nmore")
+
+    monkeypatch.setattr(jax, "devices", fail)
+    monkeypatch.setenv("JAX_PLATFORMS", "tpu")
+    with pytest.raises(UserError, match=message) as raised:
+        Engine(1, platform)
+    assert "more" not in str(raised.value)
 
 
 @pytest.mark.parametrize("number", [0, "8", GRID.mesh])

@@ -148,7 +148,7 @@ class Slice:
             return None
         return Slice.of(f"{_LARGE_MEMORY}:{'x'.join(map(str, (*sides, depth)))}", self.compiler_options)
 
-    def load(self, program: Program) -> Compiled:
+    def compile(self, program: Program) -> Compiled:
         """Compiles a program for the slice.
 
         Raises:

@@ -91,7 +91,7 @@ def _square(size: int, mesh: str = "8"):
 
 def test_a_program_is_compiled_without_the_slice():
     """Each of 8 cores reads one matrix of 4 MiB, and writes one."""
-    compiled = Slice.of("v3:2x2x1").load(_square(1024))
+    compiled = Slice.of("v3:2x2x1").compile(_square(1024))
     memory = compiled.memory()
     assert (memory.argument_size_in_bytes, memory.output_size_in_bytes) == (4 * 2**20, 4 * 2**20)
     assert '"estimated_cycles":"' in compiled.hlo()
@@ -109,7 +109,7 @@ def test_modules_of_generations_with_sparse_cores_can_be_read(name):
         Layout.of(DeviceMesh((cores,))),
         {"x": "Bmh", "y": "mh"},
     )
-    hlo = tpu.load(program).hlo()
+    hlo = tpu.compile(program).hlo()
     assert "all-reduce" in hlo and "async-update" not in hlo
 
 
@@ -127,7 +127,7 @@ def test_large_products_are_in_slices_from_a_threshold_on():
 
     program = lower("product", product, specs, {"y": "BH"}, layout)
     for threshold, in_slices in ((-1, False), (17, False), (16, True), (0, True)):
-        compiled = Slice.of("v3:2x2x1").load(dataclasses.replace(program, windowed_einsum_mib=threshold))
+        compiled = Slice.of("v3:2x2x1").compile(dataclasses.replace(program, windowed_einsum_mib=threshold))
         assert (" collective-permute-start(" in compiled.hlo()) == in_slices
         assert (" all-gather(" in compiled.hlo()) != in_slices
 
@@ -135,7 +135,7 @@ def test_large_products_are_in_slices_from_a_threshold_on():
 def test_out_of_memory_is_reported_with_its_sizes():
     """A matrix of 10 GiB and its product with itself need more than a core's 16 GB."""
     with pytest.raises(OutOfMemory) as caught:
-        Slice.of("v3:2x2x1").load(_square(51200))
+        Slice.of("v3:2x2x1").compile(_square(51200))
     assert caught.value.needed > caught.value.available > 15 * 2**30
 
 
@@ -148,7 +148,7 @@ def test_a_slice_with_more_memory_is_of_as_many_cores(name, larger):
 
 def test_a_mesh_of_another_size_is_refused():
     with pytest.raises(UserError, match="v3:2x2x1 has 8 cores; the mesh is 4, of 4. Pass --mesh=8"):
-        Slice.of("v3:2x2x1").load(_square(8, "4"))
+        Slice.of("v3:2x2x1").compile(_square(8, "4"))
 
 
 def test_a_missing_libtpu_is_reported_with_the_remedy(monkeypatch):

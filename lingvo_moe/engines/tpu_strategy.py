@@ -90,7 +90,7 @@ class Engine:
         """
         return Training(self, steps, batch_specs)
 
-    def load(self, program: Program) -> NoReturn:
+    def compile(self, program: Program) -> NoReturn:
         """Raises UserError: the slice runs step functions that TensorFlow compiles, not lowered programs."""
         raise _cannot(f"run the program {program.name}")
 
@@ -271,7 +271,7 @@ class Training:
             outputs = program(handles, argument)
             return outputs and {name: spmd.replicate(value) for name, value in outputs.items()}
 
-        with spmd.num_devices(len(self._engine.devices)):
+        with spmd.annotating_for(len(self._engine.devices)):
             return self._engine.strategy.run(replica, args=(argument,))
 
 
@@ -395,7 +395,7 @@ def _traced(function: Callable[[dict], dict], specs: dict[str, Spec], layout: La
         paths[:] = outputs
         return list(outputs.values())
 
-    with spmd.num_devices(layout.mesh.size):
+    with spmd.annotating_for(layout.mesh.size):
         traced = tf.function(train_step, autograph=False).get_concrete_function(
             *(tf.TensorSpec(spec.shape, spec.dtype) for spec in specs.values())
         )

@@ -197,7 +197,7 @@ def test_the_step_equals_the_lowered_program_node_for_node(mesh, monkeypatch):
     def train_step(*tensors):
         return list(tree.flatten(lowered["function"](tree.unflatten(dict(zip(lowered["specs"], tensors))))).values())
 
-    with spmd.num_devices(8), tf.Graph().as_default() as traced:
+    with spmd.annotating_for(8), tf.Graph().as_default() as traced:
         function = tf.function(train_step, jit_compile=True, autograph=False).get_concrete_function(
             *(tf.TensorSpec(spec.shape, spec.dtype) for spec in lowered["specs"].values())
         )
@@ -291,13 +291,13 @@ def test_a_loop_of_steps_is_the_steps(mesh):
     """Three steps in one function against three calls of the PJRT engine's program, on the same 8 devices."""
     steps = one_layer(mesh)
     engine = harness.engine(steps.layout)
-    state = tree.map_leaves(np.asarray, engine.load(steps.init())({"seed": np.int32([0, 1])})["state"])
+    state = tree.map_leaves(np.asarray, engine.compile(steps.init())({"seed": np.int32([0, 1])})["state"])
     batches = [one_layer_batch(step) for step in range(3)]
     stacked = tree.map_leaves(lambda *arrays: np.stack(arrays), *batches)
     loop = train_loop(steps.train_function(ONE_LAYER_BATCH), steps.state_specs(), ONE_LAYER_BATCH, steps.layout)
     logical_axes = {f"state/{path}": spec.logical_axes for path, spec in tree.flatten(steps.state_specs()).items()}
     in_one = harness.run(loop, {"state": state, "batches": stacked}, steps.layout, logical_axes)
-    unstack_experts, executable = {"state": state}, engine.load(steps.train(ONE_LAYER_BATCH))
+    unstack_experts, executable = {"state": state}, engine.compile(steps.train(ONE_LAYER_BATCH))
     for batch in batches:
         unstack_experts = executable({"state": unstack_experts["state"], "batch": batch})
     for path, value in harness.arrays(unstack_experts).items():
@@ -309,14 +309,14 @@ def test_tensorflow_alone_has_the_losses_of_the_pjrt_engine():
     """Three steps compiled by TensorFlow's XLA on the CPU, with no JAX and no strategy."""
     steps = one_layer("1")
     state = tree.map_leaves(
-        np.asarray, harness.engine(steps.layout).load(steps.init())({"seed": np.int32([0, 1])})["state"]
+        np.asarray, harness.engine(steps.layout).compile(steps.init())({"seed": np.int32([0, 1])})["state"]
     )
     loop = tf.function(
         train_loop(steps.train_function(ONE_LAYER_BATCH), steps.state_specs(), ONE_LAYER_BATCH, steps.layout),
         jit_compile=True,
         autograph=False,
     )
-    executable = harness.engine(steps.layout).load(steps.train(ONE_LAYER_BATCH))
+    executable = harness.engine(steps.layout).compile(steps.train(ONE_LAYER_BATCH))
     found, expected = {"state": tree.map_leaves(tf.constant, state)}, {"state": state}
     for batch in map(one_layer_batch, range(3)):
         found = loop(
@@ -337,7 +337,7 @@ def test_the_loop_compiles_for_a_slice_and_keeps_the_state_in_place():
         },
     )
     loop = train_loop(steps.train_function(ONE_LAYER_BATCH), steps.state_specs(), ONE_LAYER_BATCH, steps.layout)
-    compiled = topology.Slice.of("v3:2x2x1").load(
+    compiled = topology.Slice.of("v3:2x2x1").compile(
         lower("loop", loop, {"state": steps.state_specs(), "batches": stacked}, {}, steps.layout, donated=("state",))
     )
     state = sum(

@@ -50,7 +50,7 @@ class Explainer:
             packing=False,
         )
         with compiling.announced(f"the explanation of {name}", experiment, engine.platform, compiling.UNLESS_CACHED):
-            self._program = engine.load(experiment.steps.explain(self._input.specs()))
+            self._program = engine.compile(experiment.steps.explain(self._input.specs()))
 
     def explain(self, translations: Sequence[Translation], step: int) -> Iterator[dict[str, Any]]:
         """Yields an explanation for each part of each translation: one, or several of a line that was split.

@@ -26,7 +26,7 @@ _PROMPTS = ["the old", "", "a", "small bird", "water finds the green", "the old"
 def logdir(data, tmp_path_factory):
     """Makes a log directory with the initial state of the tiny model; these tests need no better one."""
     directory = tmp_path_factory.mktemp("log")
-    state = Engine(2, "cpu").load(tiny.tiny_language_model(data).steps.init())({"seed": np.array([0, 1], np.int32)})
+    state = Engine(2, "cpu").compile(tiny.tiny_language_model(data).steps.init())({"seed": np.array([0, 1], np.int32)})
     checkpoints = Checkpoints(directory, keep=1)
     checkpoints.save("tiny", state["state"], None)
     checkpoints.close()

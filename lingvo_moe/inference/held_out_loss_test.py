@@ -62,7 +62,7 @@ def test_a_translation_model_is_also_given_other_sources(data, trained, tmp_path
     It is that of the checkpoint that is asked for: `eval` has translated with it, and training has gone on.
     """
     config, (_, engine, _, _) = tiny.tiny(data), trained
-    state = engine.load(config.steps.init())({"seed": np.array([0, 1], np.int32)})["state"]
+    state = engine.compile(config.steps.init())({"seed": np.array([0, 1], np.int32)})["state"]
     checkpoints = Checkpoints(tmp_path, keep=2)
     checkpoints.save("tiny", state, None)
     worse = tree.map_leaves(lambda weight: 0 * weight, state["theta"])

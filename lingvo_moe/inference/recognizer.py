@@ -89,7 +89,7 @@ class Recognizer:
         if reads_corpus:
             self._reader = self._input.open_readers(experiment.corpus, experiment.tokenizers).by_side["source"]
         with trained_weights(name, experiment, logdir) as restore:
-            self._program = engine.load(experiment.steps.transcribe(self._input.specs()["source"]))
+            self._program = engine.compile(experiment.steps.transcribe(self._input.specs()["source"]))
             self.step, self._theta = restore(self._program.shardings("theta"))
 
     def transcribe(self, recordings: Sequence[str]) -> list[str | None]:

@@ -47,7 +47,7 @@ class Segmenter:
           UserError: no checkpoint, or one of another model.
         """
         with trained_weights(name, experiment, logdir) as restore:
-            self._program = engine.load(experiment.steps.segment(experiment.input.specs()["source"]))
+            self._program = engine.compile(experiment.steps.segment(experiment.input.specs()["source"]))
             self.step, self._theta = restore(self._program.shardings("theta"))
 
     def segment(self, source: dict[str, np.ndarray]) -> np.ndarray:

@@ -36,7 +36,7 @@ def logdir(data, tmp_path_factory):
         tiny.compile_once(patch)
         directory = tmp_path_factory.mktemp("log")
         config = tiny.tiny(data, _EXPERTS)
-        state = Engine(2, "cpu").load(config.steps.init())({"seed": np.array([0, 1], np.int32)})["state"]
+        state = Engine(2, "cpu").compile(config.steps.init())({"seed": np.array([0, 1], np.int32)})["state"]
         checkpoints = Checkpoints(directory, keep=1)
         checkpoints.save("tiny", state, None)
         checkpoints.close()

@@ -52,8 +52,8 @@ class MultiHeadAttention(Layer):
         biases = dict.fromkeys(("query_bias", "key_bias", "value_bias"), of_heads)
         return {**matrices, **biases, "output_bias": Weight((self.model_dim,), "M")}
 
-    def unstack(self, theta: dict, context: Context) -> dict:
-        """See `Layer.unstack`."""
+    def prepare_decoding(self, theta: dict, context: Context) -> dict:
+        """See `Layer.prepare_decoding`."""
         contracted = {"query": 1, "key": 1, "value": 1, "output": 2}
         return {**theta, **{name: prepare_weight(theta[name], context, each) for name, each in contracted.items()}}
 
@@ -95,9 +95,20 @@ class MultiHeadAttention(Layer):
         logical_axes: tuple[str, str] = ("BLND", "BLND"),
         bias: tf.Tensor | None = None,
     ) -> tf.Tensor:
-        """Computes what `__call__` does, from keys and values with these logical axes.
+        """Computes what `__call__` does, from keys and values; a query that sees no key gets the mean of all values.
 
-        A query that sees no key gets the mean of all values.
+        Args:
+          theta: tensors for `weights()`.
+          queries: `[B, T, M]`.
+          keys: with the dimensions of the first of `logical_axes`.
+          values: with those of the second.
+          mask: `[B, T, L] bool`, which keys a query sees.
+          context: of the call.
+          logical_axes: of the keys and the values, permutations of `BLND`.
+          bias: `[N, T, L]`, or `[N, 1, L]`, `float32`, added to the logits.
+
+        Returns:
+          `[B, T, M]`.
         """
         key_axes, value_axes = logical_axes
         projected = self._queries(theta, queries, context)

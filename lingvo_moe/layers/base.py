@@ -38,8 +38,8 @@ class Weight:
       stddev: of the initial value, which is distributed uniformly about `mean`; 0 means that every element is `mean`.
       mean: of the initial value.
       twin: the name of a weight of the same layer and shape that has the same initial value; empty for none.
-      wide: whether layers compute with it in float32 even where activations are bfloat16, so that its gradient has
-        float32 precision.
+      keep_float32: whether layers compute with it in float32 even where activations are bfloat16, so that its gradient
+        has float32 precision.
     """
 
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ class Weight:
     stddev: float = 0.0
     mean: float = 0.0
     twin: str = ""
-    wide: bool = False
+    keep_float32: bool = False
 
     def __post_init__(self):
         if len(self.shape) != len(self.logical_axes):
@@ -157,10 +157,10 @@ class Layer:
         """The classes that the layer's fields name: its programs depend on their source."""
         return ()
 
-    def unstack(self, theta: dict, context: Context) -> dict:
-        """Prepares weights, stacked for R layers, for the calls of consecutive decoding steps.
+    def prepare_decoding(self, theta: dict, context: Context) -> dict:
+        """Returns weights, stacked for R layers, in the form that decoding steps take.
 
-        What each call would slice is sliced once.
+        What each step would slice or transpose is sliced or transposed once.
         """
         del context
         return theta

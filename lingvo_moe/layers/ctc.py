@@ -14,7 +14,7 @@ from lingvo_moe.lazy import tf
 from lingvo_moe.ops.gradients import named_gradient
 
 BLANK = 0  # the class of no label: the id of padding, which is no label
-_IMPOSSIBLE = -1e30  # a log-probability far below any other; sums of it are finite
+_LOG_ZERO = -1e30  # a log-probability far below any other; sums of it are finite
 
 
 def ctc_loss(
@@ -75,8 +75,8 @@ class _Alignments:
         count = tf.reduce_sum(tf.cast(tf.logical_not(label_paddings), tf.int32), axis=1, keepdims=True)
         # A path ends in the last label or the blank after it, and begins, before the first frame, in the first blank.
         is_end = tf.logical_or(tf.equal(states, 2 * count), tf.equal(states, 2 * count - 1))
-        self._end = tf.where(is_end, 0.0, _IMPOSSIBLE)
-        self._start = tf.where(tf.equal(states, 0), tf.zeros_like(self._end), _IMPOSSIBLE)
+        self._end = tf.where(is_end, 0.0, _LOG_ZERO)
+        self._start = tf.where(tf.equal(states, 0), tf.zeros_like(self._end), _LOG_ZERO)
 
     def loss(self, emissions: tf.Tensor) -> tf.Tensor:
         """The negative logarithm of the sum of all paths' probabilities, `[B]`, from `emissions [B, S, 2 T + 1]`."""
@@ -93,7 +93,7 @@ class _Alignments:
             posteriors = tf.where(self._present, posteriors, 0.0)
             return -tf.einsum("sbu->bsu", posteriors) * upstream[:, None, None]
 
-        return tf.where(total > _IMPOSSIBLE / 2, -total, float("inf")), gradient
+        return tf.where(total > _LOG_ZERO / 2, -total, float("inf")), gradient
 
     def _forward(self, emissions: tf.Tensor) -> tf.Tensor:
         """The log-probability of the paths up to each frame that are in each state there, `[S, B, 2 T + 1]`.
@@ -103,8 +103,8 @@ class _Alignments:
 
         def step(before: tf.Tensor, frame: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
             emission, present = frame
-            padded = tf.pad(before, [[0, 0], [2, 0]], constant_values=_IMPOSSIBLE)
-            skipped = tf.where(self._skips, padded[:, :-2], _IMPOSSIBLE)
+            padded = tf.pad(before, [[0, 0], [2, 0]], constant_values=_LOG_ZERO)
+            skipped = tf.where(self._skips, padded[:, :-2], _LOG_ZERO)
             return tf.where(present, _log_of_sum(before, padded[:, 1:-1], skipped) + emission, before)
 
         return tf.scan(step, (emissions, self._present), self._start)
@@ -115,9 +115,9 @@ class _Alignments:
         def step(after: tf.Tensor, frame: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
             emission, present = frame
             emitted = after + emission
-            skipping = tf.where(self._skips, emitted, _IMPOSSIBLE)
+            skipping = tf.where(self._skips, emitted, _LOG_ZERO)
             padded, skipping = (
-                tf.pad(part, [[0, 0], [0, 2]], constant_values=_IMPOSSIBLE) for part in (emitted, skipping)
+                tf.pad(part, [[0, 0], [0, 2]], constant_values=_LOG_ZERO) for part in (emitted, skipping)
             )
             return tf.where(present, _log_of_sum(emitted, padded[:, 1:-1], skipping[:, 2:]), after)
 

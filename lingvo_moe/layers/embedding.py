@@ -8,10 +8,10 @@ import math
 from lingvo_moe.layers.base import Context, Layer, Weight, matrix
 from lingvo_moe.layers.summaries import magnitude
 from lingvo_moe.lazy import tf
+from lingvo_moe.ops.attention import MASKED_LOGIT
 from lingvo_moe.ops.cross_entropy import label_and_mean_nll
 from lingvo_moe.ops.projection import project, project_to_rows
 
-_IMPOSSIBLE = -1e9  # the logit of an excluded id
 _LONGEST_WAVE = 10000.0  # Vaswani et al. 2017, section 3.5
 # How the wavelengths of positions grow: to that of `_LONGEST_WAVE`, as in tensor2tensor and fairseq, or to a little
 # less, as in the paper and Marian.
@@ -98,7 +98,7 @@ class Softmax(Layer):
     def weights(self) -> dict:
         """See `Layer.weights`; those that no embedding has."""
         projection = {"projection": matrix("MV", fan_in="M", M=self.model_dim, V=self.vocabulary)}
-        bias = {"bias": Weight((self.vocabulary,), "V", wide=True)}
+        bias = {"bias": Weight((self.vocabulary,), "V", keep_float32=True)}
         return {**({} if self.is_tied else projection), **(bias if self.bias else {})}
 
     def __call__(self, theta: dict, inputs: tf.Tensor, context: Context) -> tf.Tensor:
@@ -119,7 +119,7 @@ class Softmax(Layer):
     def _without_excluded(self, logits: tf.Tensor) -> tf.Tensor:
         ids = tf.range(self.vocabulary)[:, None]
         is_excluded = tf.reduce_any(tf.equal(ids, tf.constant(self.excluded)), axis=-1)
-        return tf.where(is_excluded, _IMPOSSIBLE, logits)
+        return tf.where(is_excluded, MASKED_LOGIT, logits)
 
 
 def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float = 0.0) -> tuple[tf.Tensor, tf.Tensor]:

@@ -90,8 +90,8 @@ class FeedForward(Protocol):
         """
         ...
 
-    def unstack(self, theta: dict, context: Context) -> dict:
-        """See `Layer.unstack`."""
+    def prepare_decoding(self, theta: dict, context: Context) -> dict:
+        """See `Layer.prepare_decoding`."""
         ...
 
 
@@ -150,7 +150,8 @@ def feed_forward_weights(layer: FeedForward) -> dict:
     """Returns the tree of `Weight`s of a layer.
 
     Raises:
-      UserError: it is none, a weight has an unknown logical axis, or is named as the enclosing layer's `norm`.
+      UserError: `weights()` returns no tree of `Weight`s, a weight has an unknown logical axis, or is named as the
+        enclosing layer's `norm`.
     """
     label = FEED_FORWARDS.label(type(layer))
     with definitions.named(lambda: label, layer):
@@ -223,8 +224,8 @@ class DenseFeedForward(Layer):
         outputs = project(hidden, theta["wo"], context, bias=theta.get("wo_bias"))
         return context.checkpoint_name(outputs, "output", "BTM"), {}
 
-    def unstack(self, theta: dict, context: Context) -> dict:
-        """See `Layer.unstack`."""
+    def prepare_decoding(self, theta: dict, context: Context) -> dict:
+        """See `Layer.prepare_decoding`."""
         return {**theta, **{name: prepare_weight(theta[name], context) for name in (*self._input_names, "wo")}}
 
     @property

@@ -118,7 +118,7 @@ def test_every_matrix_of_a_gated_layer_is_prepared_for_decoding(monkeypatch):
     """Of stacked layers, as for a CPU, which multiplies by transposed ones."""
     monkeypatch.setattr("lingvo_moe.ops.projection.LARGE", 1)
     stacked = {name: tf.ones((1, *weight.shape)) for name, weight in GATED.weights().items()}
-    prepared = GATED.unstack(stacked, Context(platform="cpu"))
+    prepared = GATED.prepare_decoding(stacked, Context(platform="cpu"))
     changed = {name for name in stacked if prepared[name] is not stacked[name]}
     assert changed == {"wi", "wi_linear", "wo"} and prepared.keys() == stacked.keys()
 

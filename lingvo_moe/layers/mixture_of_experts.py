@@ -102,7 +102,7 @@ class MixtureOfExperts(Layer):
         sizes = {"E": self.num_experts, "M": self.model_dim, "H": self.hidden_dim}
         matrices = {
             # Lower case: every device routes its own groups to all experts (GShard section 3.2, `wg = replicate(wg)`).
-            "gate": dataclasses.replace(matrix("me", fan_in="m", **sizes), wide=True),
+            "gate": dataclasses.replace(matrix("me", fan_in="m", **sizes), keep_float32=True),
             "wi": matrix("EMH", fan_in="M", **sizes),
             "wo": matrix("EHM", fan_in="H", **sizes),
         }
@@ -135,8 +135,8 @@ class MixtureOfExperts(Layer):
             outputs = self._compute_buffers(theta, grouped, routing, capacity, context)
         return tf.reshape(outputs, (batch, length, model_dim)), routing.metrics
 
-    def unstack(self, theta: dict, context: Context) -> dict:
-        """See `Layer.unstack`: the weights of few experts are sliced apart, and transposed."""
+    def prepare_decoding(self, theta: dict, context: Context) -> dict:
+        """See `Layer.prepare_decoding`: the weights of few experts are sliced apart, and transposed."""
         if not self._is_block_sparse(context) or self.num_experts > FEW_EXPERTS:
             return theta
         return {**theta, "wi": prepare_experts(theta["wi"]), "wo": prepare_experts(theta["wo"])}

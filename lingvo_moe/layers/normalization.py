@@ -25,8 +25,8 @@ class LayerNorm(Layer):
     def weights(self) -> dict:
         """See `Layer.weights`."""
         return {
-            "scale": Weight((self.model_dim,), "M", mean=1.0, wide=True),
-            "bias": Weight((self.model_dim,), "M", wide=True),
+            "scale": Weight((self.model_dim,), "M", mean=1.0, keep_float32=True),
+            "bias": Weight((self.model_dim,), "M", keep_float32=True),
         }
 
     def __call__(self, theta: dict, inputs: tf.Tensor, context: Context) -> tf.Tensor:
@@ -53,7 +53,7 @@ class RMSNorm(Layer):
 
     def weights(self) -> dict:
         """See `Layer.weights`."""
-        return {"scale": Weight((self.model_dim,), "M", mean=1.0, wide=True)}
+        return {"scale": Weight((self.model_dim,), "M", mean=1.0, keep_float32=True)}
 
     def __call__(self, theta: dict, inputs: tf.Tensor, context: Context) -> tf.Tensor:
         """`[..., M]` to `[..., M]`, of the dtype of activations."""

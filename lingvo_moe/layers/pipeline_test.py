@@ -159,7 +159,7 @@ def lowered(name: str, size: Size) -> Program:
 @pytest.mark.parametrize("size", [SMALL, LARGE], ids=["small", "large"])
 def test_equals_for_other_numbers_of_stages_layers_and_rows(name, size):
     """As without a pipeline; bubbles of NaN change nothing."""
-    found = harness.engine(Layout()).load(lowered(name, size))(inputs_of(*size.of_inputs))
+    found = harness.engine(Layout()).compile(lowered(name, size))(inputs_of(*size.of_inputs))
     assert_equal(harness.arrays(found), expected(size.repeats, size.microbatches, size.microbatches * size.rows))
 
 

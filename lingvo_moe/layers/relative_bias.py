@@ -23,7 +23,7 @@ class RelativeBias(Layer):
       model_dim: M; the initial values are as those of an embedding's table.
       num_heads: N.
       buckets: of the table; if it is bidirectional, an even number of them, half for the keys after a query.
-      distance: from which on all keys of one side share a bucket; more than half of `buckets`.
+      distance: at and beyond it, all keys of one side share the last bucket; more than half of `buckets`.
       bidirectional: whether queries see keys after them, as in an encoder; otherwise the bias of these has no meaning.
     """
 
@@ -36,7 +36,7 @@ class RelativeBias(Layer):
     def weights(self) -> dict:
         """See `Layer.weights`."""
         shape, stddev = (self.buckets, self.num_heads), 1.0 / math.sqrt(self.model_dim)
-        return {"relative_bias": Weight(shape, "lN", stddev=stddev, wide=True)}
+        return {"relative_bias": Weight(shape, "lN", stddev=stddev, keep_float32=True)}
 
     def __call__(self, theta: dict, queries: tf.Tensor, keys: tf.Tensor, context: Context) -> tf.Tensor:
         """The bias of each pair of positions.
@@ -57,7 +57,7 @@ class RelativeBias(Layer):
             return context.annotate(tf.einsum("TLN->NTL", vectors), "NTL")
 
     def _buckets_of(self, offsets: tf.Tensor) -> tf.Tensor:
-        """The buckets of keys that are so many positions after the query, `[T, L] int32`; negative if before it."""
+        """The buckets `[T, L] int32` of keys at offsets `[T, L] int32` from the query, negative before it."""
         of_side = self.buckets // 2 if self.bidirectional else self.buckets
         distances = tf.abs(offsets) if self.bidirectional else tf.maximum(-offsets, 0)
         is_from = distances[..., None] >= tf.constant(first_distances(of_side, self.distance))
@@ -73,7 +73,7 @@ def first_distances(buckets: int, distance: int) -> list[int]:
 
     Args:
       buckets: n, at least 2.
-      distance: from which on all have the last bucket; more than n / 2.
+      distance: at and beyond it, all have the last bucket; more than n / 2.
 
     Returns:
       n - 1 distances, in ascending order.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from lingvo_moe import tree
 from lingvo_moe.layers.base import Context
-from lingvo_moe.layers.checkpoint_policy import SAVED_NAMES, Restore, Save, TensorSpec
+from lingvo_moe.layers.checkpoint_policy import REMAT, SAVED_NAMES, Restore, Save, TensorSpec
 from lingvo_moe.layers.summaries import SummaryCollector, add_summaries, collector_for
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.slices import dynamic_update_slice
@@ -55,8 +55,10 @@ def repeat(
       (`[B, T, M]`, metrics averaged over repeats). The summaries of `body` are added to the context's as `[R]`.
 
     Raises:
-      ValueError: `unroll` with a `remat` other than "none".
+      ValueError: an unknown `remat`, or one other than "none" with `unroll`.
     """
+    if remat not in REMAT:
+        raise ValueError(f"repeat: remat is {remat!r}; expected one of {', '.join(REMAT)}.")
     if unroll and remat != "none":
         raise ValueError("repeat: unroll and remat exclude each other; rematerialisation needs the loop.")
     run = _Repeat(body, weights, theta, constants, context, metric_names)
@@ -82,7 +84,7 @@ class _Repeat:
         declared = tree.flatten(weights)
         self._logical_axes = [declared[name].logical_axes for name in self._names]
         # A gradient that was computed in bfloat16 is stored in it: the same number in half the memory.
-        self._gradient_dtypes = ["float32" if declared[name].wide else context.dtype for name in self._names]
+        self._gradient_dtypes = ["float32" if declared[name].keep_float32 else context.dtype for name in self._names]
         flat = tree.flatten(constants)
         self._fixed = {name: tensor for name, tensor in flat.items() if not tensor.dtype.is_floating}
         self._constant_names = [name for name in flat if name not in self._fixed]

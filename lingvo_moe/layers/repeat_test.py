@@ -85,7 +85,7 @@ def lowered(way: str, times: int) -> Program:
 
 @functools.cache
 def compiled(way: str, times: int):
-    return harness.engine(Layout()).load(lowered(way, times))
+    return harness.engine(Layout()).compile(lowered(way, times))
 
 
 def assert_equal(found: dict, expected: dict):
@@ -198,7 +198,7 @@ def test_gradients_of_bfloat16_constants_are_summed_in_float32(remat):
 
 
 def wide_weights_of(times: int) -> dict:
-    return tree.map_leaves(lambda weight: dataclasses.replace(weight, wide=True), weights_of(times))
+    return tree.map_leaves(lambda weight: dataclasses.replace(weight, keep_float32=True), weights_of(times))
 
 
 def in_bfloat16(weights: dict):

@@ -12,8 +12,7 @@ import numpy as np
 from lingvo_moe.layers.base import Context
 from lingvo_moe.layers.embedding import Softmax
 from lingvo_moe.lazy import tf
-
-_EXCLUDED = -1e9  # a logit whose exponential is 0
+from lingvo_moe.ops.attention import MASKED_LOGIT
 
 
 def sampled_cross_entropy(
@@ -49,7 +48,7 @@ def sampled_cross_entropy(
         of_interval = tf.gather(interval_of_id, labels)
         excluded = tf.where(tf.equal(tf.gather(ids, of_interval), labels), of_interval, -1)
         is_label = tf.equal(np.arange(num_candidates, dtype=np.int32), excluded[..., None])
-        others = tf.where(is_label, _EXCLUDED, logits + np.log(widths))
+        others = tf.where(is_label, MASKED_LOGIT, logits + np.log(widths))
         vectors = tf.gather(weights, labels, axis=axis)
         equation = "btm,btm->bt" if name == "table" else "btm,mbt->bt"
         of_label = tf.einsum(equation, tf.cast(inputs, tf.float32), vectors)

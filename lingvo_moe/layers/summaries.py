@@ -42,11 +42,12 @@ def add_summaries(context: Context, summaries: Mapping[str, tf.Tensor]):
 
 def magnitude(tensor: tf.Tensor) -> dict[str, tf.Tensor]:
     """`rms`, the root mean square, and `max`, the largest absolute value, of all elements."""
-    return {"rms": root_mean_square(tensor, range(tensor.shape.rank)), "max": largest(tensor, range(tensor.shape.rank))}
+    axes = range(tensor.shape.rank)
+    return {"rms": root_mean_square(tensor, axes), "max": largest_magnitude(tensor, axes)}
 
 
 def router_entropy(gates: tf.Tensor, paddings: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Entropies of a router, in nats; 0 if one expert has it all, log E if the gates are equal.
+    """Entropies of a router, in nats; 0 if one expert has the whole probability, log E if the gates are equal.
 
     Neither says anything about dropped tokens.
 
@@ -65,7 +66,7 @@ def router_entropy(gates: tf.Tensor, paddings: tf.Tensor) -> dict[str, tf.Tensor
     return {"router_entropy": router_entropy, "load_entropy": _entropy(load)}
 
 
-def largest(tensor: tf.Tensor, axes) -> tf.Tensor:
+def largest_magnitude(tensor: tf.Tensor, axes) -> tf.Tensor:
     """The largest absolute value along `axes`, float32; NaN where there is one."""
     size = tf.abs(tf.cast(tensor, tf.float32))
     # The compiler decides whether a maximum of numbers and NaN is NaN.
@@ -75,7 +76,7 @@ def largest(tensor: tf.Tensor, axes) -> tf.Tensor:
 
 
 def larger(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
-    """The larger element of two tensors that can be broadcast; NaN where one of them is, see `largest`."""
+    """The larger element of two tensors that can be broadcast; NaN where one of them is, see `largest_magnitude`."""
     is_nan = tf.math.is_nan(first) | tf.math.is_nan(second)
     return tf.where(is_nan, float("nan"), tf.maximum(first, second))
 
@@ -91,9 +92,9 @@ def root_mean_square(tensor: tf.Tensor, axes) -> tf.Tensor:
 
 
 def _scaled_root(tensor: tf.Tensor, axes: list[int], reduce) -> tf.Tensor:
-    wide, scale = tf.cast(tensor, tf.float32), largest(tensor, axes)
+    tensor32, scale = tf.cast(tensor, tf.float32), largest_magnitude(tensor, axes)
     spread = tf.reshape(scale, [1 if axis in axes else size for axis, size in enumerate(tensor.shape)])
-    root = scale * tf.sqrt(reduce(tf.square(tf.math.divide_no_nan(wide, spread)), axis=axes))
+    root = scale * tf.sqrt(reduce(tf.square(tf.math.divide_no_nan(tensor32, spread)), axis=axes))
     return tf.where(tf.math.is_finite(scale), root, scale)
 
 

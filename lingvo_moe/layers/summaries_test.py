@@ -24,12 +24,12 @@ def test_magnitudes_equal_numpys():
     def function(inputs: dict) -> dict:
         return {
             measure.__name__: measure(inputs["rows"], (1, 2))
-            for measure in (summaries.largest, summaries.norm, summaries.root_mean_square)
+            for measure in (summaries.largest_magnitude, summaries.norm, summaries.root_mean_square)
         }
 
     found, wide = harness.run(function, {"rows": rows}), rows.astype(np.float64)
     squares = np.square(wide[:4])
-    np.testing.assert_array_equal(found["largest"][:4], np.abs(rows[:4]).max(axis=(1, 2)))
+    np.testing.assert_array_equal(found["largest_magnitude"][:4], np.abs(rows[:4]).max(axis=(1, 2)))
     np.testing.assert_allclose(found["norm"][:4], np.sqrt(squares.sum(axis=(1, 2))), rtol=TOLERANCE)
     np.testing.assert_allclose(found["root_mean_square"][:4], np.sqrt(squares.mean(axis=(1, 2))), rtol=TOLERANCE)
     for values in found.values():

@@ -124,7 +124,7 @@ class TransformerLayer(Layer):
         """One decoding step over a KV cache that is written once per position.
 
         Args:
-          theta: tensors for `weights()`, or for `unstack`ed ones.
+          theta: tensors for `weights()`, or what `prepare_decoding` returns.
           inputs: `[B, K, M]`, K new positions.
           caches: `keys` and `values` of self-attention over L positions and, with cross-attention, its `memory_keys`
             and `memory_values`; with the logical axes `CACHED_AXES` after R.
@@ -149,15 +149,15 @@ class TransformerLayer(Layer):
         outputs, _ = self._feed_forward(theta, outputs, masks, context)
         return outputs, written
 
-    def unstack(self, theta: dict, context: Context) -> dict:
-        """See `Layer.unstack`; for `step`."""
-        parts = {"feed_forward": self.feed_forward.unstack(theta["feed_forward"], context)}
-        parts["self_attention"] = self.attention.unstack(theta["self_attention"], context)
+    def prepare_decoding(self, theta: dict, context: Context) -> dict:
+        """See `Layer.prepare_decoding`; for `step`."""
+        parts = {"feed_forward": self.feed_forward.prepare_decoding(theta["feed_forward"], context)}
+        parts["self_attention"] = self.attention.prepare_decoding(theta["self_attention"], context)
         if self.has_cross_attention:
             cross = theta["cross_attention"]
             # Keys and values of the source are projected once, see `TransformerStack.start`.
             of_memory = {name: cross[name] for name in ("key", "value")}
-            parts["cross_attention"] = {**self.attention.unstack(cross, context), **of_memory}
+            parts["cross_attention"] = {**self.attention.prepare_decoding(cross, context), **of_memory}
         return {**theta, **parts}
 
     def _attend_to_cache(
@@ -340,7 +340,7 @@ class TransformerStack(Layer):
             outputs, metrics = pipeline(*arguments, _CONSTANT_AXES, context, self.schedule, **options)
         return self._normalised(theta, outputs, context), metrics
 
-    def unstack(self, theta: dict, context: Context) -> dict:
+    def prepare_decoding(self, theta: dict, context: Context) -> dict:
         """The weights for `start` and `step`, in parts: the whole stack, or each of its repeats.
 
         It is divided if it is unrolled, and for one CPU, where a loop would copy the weights of each repeat in every
@@ -353,7 +353,7 @@ class TransformerStack(Layer):
         def unstacked(part: slice) -> dict:
             # A part first: other forms of the whole stack would be in memory beside it.
             of_part = tree.map_leaves(lambda weight: weight[part], {name: theta[name] for name in layers})
-            return {name: layer.unstack(of_part[name], context) for name, layer in layers.items()}
+            return {name: layer.prepare_decoding(of_part[name], context) for name, layer in layers.items()}
 
         of_parts = {f"part_{index}": unstacked(part) for index, part in enumerate(parts)}
         return {**{name: weight for name, weight in theta.items() if name not in layers}, "parts": of_parts}

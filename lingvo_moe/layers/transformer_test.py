@@ -214,7 +214,7 @@ def test_the_encoders_outputs_are_projected_as_in_training(platform, monkeypatch
     context = Context(platform=platform, matmul_precision="bfloat16")
     inputs = eager(inputs_of(DENSE_STACK))
     stack = dataclasses.replace(DENSE_STACK, unroll=False)
-    caches = stack.start(stack.unstack(inputs["theta"], context), BATCH, LENGTH, context, inputs["memory"])
+    caches = stack.start(stack.prepare_decoding(inputs["theta"], context), BATCH, LENGTH, context, inputs["memory"])
     names = ("memory_keys", "memory_values")
     found = {name: tf.concat([part["layer_0"][name] for part in caches.values()], axis=0) for name in names}
     for repeat in range(stack.repeats):
@@ -239,7 +239,7 @@ def test_hypotheses_attend_to_the_distances_of_their_own_positions(platform):
     sequences = np.random.default_rng(1).normal(size=(BATCH, size, LENGTH, MODEL)).astype(np.float32)
 
     def stepwise(inputs: dict) -> dict:
-        theta, slots = stack.unstack(inputs["theta"], context), tf.range(LENGTH * size)
+        theta, slots = stack.prepare_decoding(inputs["theta"], context), tf.range(LENGTH * size)
         caches = stack.start(theta, BATCH, LENGTH * size, context, inputs["memory"])
         outputs, paddings = [], tf.zeros((BATCH, size), tf.bool)
         for t in range(LENGTH):
@@ -267,7 +267,7 @@ def test_steps_over_a_cache_equal_the_whole_sequence(unroll, platform, columns):
     stack, context = dataclasses.replace(DENSE_STACK, unroll=unroll), Context(platform=platform)
 
     def stepwise(inputs: dict) -> dict:
-        theta = stack.unstack(inputs["theta"], context)
+        theta = stack.prepare_decoding(inputs["theta"], context)
         caches = stack.start(theta, BATCH, LENGTH, context, inputs["memory"])
         outputs, t = [], 0
         for count in columns:

@@ -11,8 +11,6 @@ from lingvo_moe.layers.transformer import Masks
 from lingvo_moe.lazy import tf
 from lingvo_moe.models.transformer import Transformer
 
-_PART = 4  # decoding has a second form of the pass over prompts, for a quarter of their columns
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LanguageModel(Transformer):
@@ -49,7 +47,7 @@ class LanguageModel(Transformer):
           (loss to minimise: cross-entropy + k * l_aux, scalar; metrics: `cross_entropy` in nats per token, `tokens`
           predicted, and the experts').
         """
-        context = dataclasses.replace(context, dtype=self.activation_dtype)
+        context = context.in_dtype(self.activation_dtype)
         target = batch["target"]
         masks = Masks(causal_mask(target["segment_ids"]), tf.equal(target["segment_ids"], 0))
         inputs = self._embed("embedding", theta, target, context)
@@ -62,12 +60,12 @@ class LanguageModel(Transformer):
         The cache begins with the keys and values of the prompts, of which the last token is left for the first step.
 
         Args:
-          theta: of `decoding_theta`.
+          theta: of `prepare_decoding`.
           source: the prompts: ids, segment_ids, positions `[B, S] int32`, one a row; bos and, if any, more tokens.
           cache_length: the cache's capacity in positions that follow the prompts, of all hypotheses together.
           context: of the call.
         """
-        context = dataclasses.replace(context, dtype=self.activation_dtype)
+        context = context.in_dtype(self.activation_dtype)
         ids = source["ids"]
         batch, length = ids.shape
         is_token = tf.not_equal(source["segment_ids"], 0)
@@ -81,13 +79,10 @@ class LanguageModel(Transformer):
             masks = Masks(causal_mask(tf.cast(of_columns, tf.int32)), tf.logical_not(of_columns))
             return self._layers["decoder"].step(theta["decoder"], inputs, empty, None, masks, context)[1]
 
-        # A row has room for the longest prompt, but most are short: on one device they are read in a quarter of it.
-        quarter = length // _PART
-        if context.layout.is_one_device and self.independent_sentences and quarter:
-            is_short = tf.logical_not(tf.reduce_any(is_read[:, quarter:]))
-            caches = tf.cond(is_short, lambda: read(quarter), lambda: read(length))
-        else:
-            caches = read(length)
+        def is_short(columns: int) -> tf.Tensor:
+            return tf.logical_not(tf.reduce_any(is_read[:, columns:]))
+
+        caches = self._for_short_rows(length, is_short, read, context)
         last_ids = tf.gather(ids, tf.maximum(last, 0), batch_dims=1)
         return {"caches": caches, "is_read": is_read, "last": last, "last_ids": last_ids}
 
@@ -106,7 +101,7 @@ class LanguageModel(Transformer):
 
         Args and returns: see `protocols.DecodingModel`.
         """
-        context = dataclasses.replace(context, dtype=self.activation_dtype)
+        context = context.in_dtype(self.activation_dtype)
         is_read = state["is_read"]
         batch, length = is_read.shape
         ids = tf.where(tf.equal(position, 0), state["last_ids"][:, None], ids)

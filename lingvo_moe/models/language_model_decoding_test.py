@@ -54,7 +54,7 @@ _PROMPTS = ((), (5, 7), (4, 4, 6, 7), (6,), (7, 5, 4), (4,), (5, 5), (6, 4))
 @functools.cache
 def _theta(model: LanguageModel) -> dict:
     """Weights with a sharp softmax, so that hypotheses differ by more than rounding."""
-    state = Engine(1).load(Steps(model, Adafactor(), Layout()).init())({"seed": np.array([0, 8], np.int32)})["state"]
+    state = Engine(1).compile(Steps(model, Adafactor(), Layout()).init())({"seed": np.array([0, 8], np.int32)})["state"]
     values = tree.map_leaves(np.array, state["theta"])
     if "softmax" in values:
         values["softmax"]["projection"] *= 2.5

@@ -62,7 +62,7 @@ class ConvolutionBlock(Layer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UNet(Layer):
-    """Halves a volume level by level, and doubles it again beside what each level has seen on the way down.
+    """Halves a volume level by level, and doubles it again, concatenated with the skip connection of each level.
 
     Attributes:
       num_layers: the levels; each but the first has half the size of the one above, and twice its channels.
@@ -178,8 +178,8 @@ class UNet(Layer):
     def _classify(self, theta: dict, source: dict, context: Context) -> tf.Tensor:
         """Returns logits `[B, X, Y, Z, classes] float32`."""
         self.check_size(tuple(source["voxels"].shape[1:-1]))
-        context = dataclasses.replace(context, dtype=self.activation_dtype)
-        layers, outputs, seen = self._layers, context.cast(source["voxels"]), []
+        context = context.in_dtype(self.activation_dtype)
+        layers, outputs, skips = self._layers, context.cast(source["voxels"]), []
 
         def call(name: str, inputs: tf.Tensor) -> tf.Tensor:
             with tf.name_scope(name):
@@ -191,9 +191,9 @@ class UNet(Layer):
             outputs = call(
                 f"analysis_{level}", MaxPooling(window=_HALF, strides=_HALF)({}, outputs, context) if level else outputs
             )
-            seen.append(outputs)
+            skips.append(outputs)
         for level in reversed(range(self.num_layers - 1)):
-            outputs = tf.concat([seen[level], call(f"upsampling_{level}", outputs)], axis=-1)
+            outputs = tf.concat([skips[level], call(f"upsampling_{level}", outputs)], axis=-1)
             outputs = call(f"synthesis_{level}", outputs)
         return tf.cast(call("softmax", outputs), tf.float32)
 

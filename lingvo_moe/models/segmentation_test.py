@@ -143,8 +143,8 @@ def training(devices: int) -> tuple[pjrt.Executable, dict]:
         "target": {"labels": Spec(shape, "int32", "BXYZ"), "segment_ids": Spec((BATCH,), "int32", "B")},
     }
     engine = harness.engine(layout(devices))
-    state = engine.load(steps.init())({"seed": np.int32([0, 1])})["state"]
-    return engine.load(steps.train(specs)), state
+    state = engine.compile(steps.init())({"seed": np.int32([0, 1])})["state"]
+    return engine.compile(steps.train(specs)), state
 
 
 @functools.cache

@@ -108,7 +108,7 @@ class SpeechRecognition(Transformer):
 
     def _classify(self, theta: dict, source: dict, context: Context) -> tuple[tf.Tensor, tf.Tensor, dict]:
         """Returns (logits `[B, S / 4, V] float32`, their paddings `[B, S / 4] bool`, metrics of the layers)."""
-        context = dataclasses.replace(context, dtype=self.activation_dtype)
+        context = context.in_dtype(self.activation_dtype)
         silent = tf.equal(source["segment_ids"], 0)
         inputs, paddings = self._subsampling(theta["subsampling"], source["features"], silent, context)
         context.summarize("subsampling", lambda: magnitude(inputs))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 from lingvo_moe import ranges, tree
@@ -26,6 +27,7 @@ from lingvo_moe.ops.routing import AUX_LOSS, Routing
 from lingvo_moe.ranges import ABOVE_0, COUNT, COUNT_OR_0, SHARE_BELOW_1, Range
 
 _TIED = "embedding"  # the name of the table that tied embeddings share
+_SHORT_ROWS_DIVISOR = 4
 _RANGES = {
     **dict.fromkeys(("num_layers", "model_dim", "hidden_dim", "num_heads", "head_dim", "num_groups"), COUNT),
     **dict.fromkeys(("num_experts", "inference_min_capacity", "inference_num_groups", "sampled_softmax"), COUNT_OR_0),
@@ -278,9 +280,12 @@ class Transformer(Layer):
             layer.independent_in_inference for stack in self.layer_patterns for layer in self.feed_forwards(stack)
         )
 
-    def decoding_theta(self, theta: dict, context: Context) -> dict:
+    def prepare_decoding(self, theta: dict, context: Context) -> dict:
         """See `protocols.DecodingModel`; of a model with a decoder."""
-        decoder, softmax = self._layers["decoder"].unstack(theta["decoder"], context), {**theta.get("softmax", {})}
+        decoder, softmax = (
+            self._layers["decoder"].prepare_decoding(theta["decoder"], context),
+            {**theta.get("softmax", {})},
+        )
         if not self._softmax_is_tied:
             of_layers = {"projection": prepare_weight(softmax["projection"][None], context)}  # of one layer
             softmax |= tree.map_leaves(lambda weight: weight[0], of_layers)
@@ -289,11 +294,30 @@ class Transformer(Layer):
         return {**theta, "decoder": decoder, "softmax": softmax}
 
     def decoding_logits(self, theta: dict, outputs: tf.Tensor, context: Context) -> tf.Tensor:
-        """Logits `[B, T, V] float32` of the decoder's outputs `[B, T, M]`, with the weights of `decoding_theta`."""
+        """Logits `[B, T, V] float32` of the decoder's outputs `[B, T, M]`, with the weights of `prepare_decoding`."""
         softmax = theta.get("softmax", {})
         if "projection" not in softmax:  # the tied table is the transposed projection
             softmax = {**softmax, "projection": {"transposed": theta[_TIED]["table"]}}
         return self._softmax(self.vocabularies["target"])(softmax, outputs, context)
+
+    def _for_short_rows(
+        self, columns: int, is_short: Callable[[int], tf.Tensor], compute: Callable[[int], Any], context: Context
+    ) -> Any:
+        """Returns `compute(columns)`; on one device, where the first quarter of the columns suffices, of these alone.
+
+        A row has room for the longest text of all, but most batches have short ones. So decoding on one device has a
+        second, compiled form of the pass over its inputs.
+
+        Args:
+          columns: of a row.
+          is_short: of a number of columns, whether no row has a token after them.
+          compute: of a number of columns; both results have the same shapes.
+          context: of the call.
+        """
+        few = columns // _SHORT_ROWS_DIVISOR
+        if not (context.layout.is_one_device and self.independent_sentences and few):
+            return compute(columns)
+        return tf.cond(is_short(few), lambda: compute(few), lambda: compute(columns))
 
     def settings_of_layers(self, field: str) -> list[tuple[str, str, Any]]:
         """The values of a field of the feed-forward layers that have it; a layer pattern may set it for one of them.

@@ -129,8 +129,8 @@ def check_relative_positions(model: Translation):
         )
     if distance <= buckets // 2:
         raise UserError(
-            f"model.relative_distance is {distance}, but half of model.relative_buckets={buckets} are of one distance "
-            f"each; expected more than {buckets // 2}, up to which the other half reaches. T5 has 128."
+            f"model.relative_distance is {distance}; expected more than {buckets // 2}: half of the {buckets} buckets "
+            f"hold one distance each, and the others the distances from there to model.relative_distance. T5 has 128."
         )
     for field in ("position_offset", "wavelengths"):
         if (value := getattr(model, field)) != getattr(type(model), field):

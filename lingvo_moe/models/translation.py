@@ -20,7 +20,6 @@ _RELATIVE_POSITIONS = {
     "relative_buckets": Range(maximum=2**10, whole=True),
     "relative_distance": Range(1, 2**20, whole=True),
 }
-_PART = 4  # decoding has a second form of the encoder, for a quarter of the source's columns
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +36,8 @@ class Translation(Transformer):
       unknown_id: the target tokenizer's id for what it does not know.
       relative_buckets: of the distances by which each stack's self-attention knows positions, as T5's, instead of
         sinusoids in the embeddings, see `layers.relative_bias`; 0 for sinusoids. Not in a pipeline or microbatches.
-      relative_distance: from which on all distances share a bucket; without `relative_buckets`, it has no effect.
+      relative_distance: at and beyond it, all distances share the last bucket; without `relative_buckets`, it has no
+        effect.
     """
 
     source_vocabulary: int
@@ -89,7 +89,7 @@ class Translation(Transformer):
           (loss to minimise: cross-entropy + k * l_aux, scalar; metrics: `cross_entropy` in nats per target token,
           `tokens` predicted, and the experts' averaged over both stacks).
         """
-        context = dataclasses.replace(context, dtype=self.activation_dtype)
+        context = context.in_dtype(self.activation_dtype)
         source, target = batch["source"], batch["target"]
         memory, encoder_metrics = self.encode(theta, source, context)
         masks = Masks(
@@ -116,7 +116,7 @@ class Translation(Transformer):
         Returns:
           (outputs `[B, S, M]`, the experts' metrics).
         """
-        context = dataclasses.replace(context, dtype=self.activation_dtype)
+        context = context.in_dtype(self.activation_dtype)
         segments = source["segment_ids"]
         masks = Masks(segment_mask(segments, segments), tf.equal(segments, 0))
         inputs = self._embed("source_embedding", theta, source, context)
@@ -126,12 +126,12 @@ class Translation(Transformer):
         """Encodes the source; returns the state for `decode_step`.
 
         Args:
-          theta: of `decoding_theta`.
+          theta: of `prepare_decoding`.
           source: ids, segment_ids, positions `[B, S] int32`, one sentence a row.
           cache_length: the cache's capacity in target positions, of all hypotheses together.
           context: of the call.
         """
-        context = dataclasses.replace(context, dtype=self.activation_dtype)
+        context = context.in_dtype(self.activation_dtype)
         memory = self._encode_sentences(theta, source, context)
         batch = memory.shape[0]
         caches = self._layers["decoder"].start(theta["decoder"], batch, cache_length, context, memory)
@@ -151,7 +151,7 @@ class Translation(Transformer):
         """One target token for each of K hypotheses.
 
         Args:
-          theta: of `decoding_theta`.
+          theta: of `prepare_decoding`.
           state: of `start_decoding`, or the one returned by the step before.
           ids: `[B, K] int32`.
           paddings: `[B, K] bool`, true for hypotheses whose logits do not matter: experts do not compute them.
@@ -163,7 +163,7 @@ class Translation(Transformer):
         Returns:
           (logits `[B, K, V] float32`, the new state).
         """
-        context = dataclasses.replace(context, dtype=self.activation_dtype)
+        context = context.in_dtype(self.activation_dtype)
         sees_source = tf.not_equal(state["source_segments"], 0)[:, None, :]
         masks = Masks(mask, paddings, tf.repeat(sees_source, ids.shape[1], axis=1))
         inputs = self._look_up("target_embedding", theta, ids, tf.fill(ids.shape, position), context)
@@ -179,23 +179,18 @@ class Translation(Transformer):
         }
 
     def _encode_sentences(self, theta: dict, source: dict, context: Context) -> tf.Tensor:
-        """The encoder's outputs `[B, S, M]` for one sentence a row.
-
-        A row has room for the longest sentence of all, but most batches have short ones. So on one device the encoder
-        is compiled for the first quarter of the columns, too; outputs of the others are then zeros.
-        """
+        """The encoder's outputs `[B, S, M]` for one sentence a row; zeros of columns that no sentence needs."""
         segments = source["segment_ids"]
         columns = segments.shape[1]
-        quarter = columns // _PART
-        if not (context.layout.is_one_device and self.independent_sentences and quarter):
-            return self.encode(theta, source, context)[0]
 
-        def encode_quarter() -> tf.Tensor:
-            memory, _ = self.encode(theta, {field: ids[:, :quarter] for field, ids in source.items()}, context)
-            return tf.pad(memory, [[0, 0], [0, columns - quarter], [0, 0]])
+        def encode(first: int) -> tf.Tensor:
+            memory, _ = self.encode(theta, {field: ids[:, :first] for field, ids in source.items()}, context)
+            return memory if first == columns else tf.pad(memory, [[0, 0], [0, columns - first], [0, 0]])
 
-        is_short = tf.reduce_all(tf.equal(segments[:, quarter:], 0))
-        return tf.cond(is_short, encode_quarter, lambda: self.encode(theta, source, context)[0])
+        def is_short(first: int) -> tf.Tensor:
+            return tf.reduce_all(tf.equal(segments[:, first:], 0))
+
+        return self._for_short_rows(columns, is_short, encode, context)
 
     def _drop_words(self, ids: tf.Tensor, context: Context) -> tf.Tensor:
         if not context.training or self.word_dropout == 0.0:

@@ -42,7 +42,7 @@ def test_tied_embeddings_decode_as_they_train():
     """Logits of decoding steps are those of the whole sequence."""
     weights = tree.map_leaves(tf.constant, theta(TIED))
     batch = tree.map_leaves(tf.constant, copying(0))
-    prepared = TIED.decoding_theta(weights, Context())
+    prepared = TIED.prepare_decoding(weights, Context())
     state = TIED.start_decoding(prepared, batch["source"], LENGTH, Context())
     nll = []
     for position in range(LENGTH):
@@ -102,7 +102,7 @@ def test_decoding_one_token_at_a_time_equals_teacher_forcing(
 
     def stepwise(inputs: dict) -> dict:
         context, source = Context(platform=platform, matmul_precision=precision), inputs["source"]
-        theta = model.decoding_theta(inputs["theta"], context)
+        theta = model.prepare_decoding(inputs["theta"], context)
         state = model.start_decoding(theta, source, length, context)
 
         def step(t, state, nll):
@@ -157,7 +157,7 @@ def test_decoding_reads_a_quarter_of_the_row_where_that_holds_all_sentences(fill
     """The keys of the source's tokens stay the same; those of columns that are not read are zeros."""
     model = dataclasses.replace(MODEL, unroll=False)
     ids = [[5, 6, 7, 8, 9][:filled], [9, 8, 7]]
-    prepared = model.decoding_theta(tree.map_leaves(tf.constant, theta()), Context())
+    prepared = model.prepare_decoding(tree.map_leaves(tf.constant, theta()), Context())
 
     def memory_of(columns: int) -> dict[str, np.ndarray]:
         source = side(ids, [[1] * len(row) for row in ids], False)
@@ -180,7 +180,7 @@ def test_selected_rows_continue_as_in_the_whole_batch(unroll):
     model, rows = dataclasses.replace(MODEL, unroll=unroll), tf.constant([2, 0])
     ids = [[5, 6, 7], [9], [8, 7, 6], [4, 4]]
     source = tree.map_leaves(tf.constant, side(ids, [[1] * len(row) for row in ids], False))
-    prepared = model.decoding_theta(tree.map_leaves(tf.constant, theta()), Context())
+    prepared = model.prepare_decoding(tree.map_leaves(tf.constant, theta()), Context())
     tokens = tf.constant([[4, 9, 5], [7, 7, 8], [6, 10, 11], [5, 4, 12]])
 
     def logits(state: dict, tokens: tf.Tensor, position: int) -> tuple[tf.Tensor, dict]:

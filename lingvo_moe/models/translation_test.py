@@ -372,7 +372,7 @@ def trainer(
 ) -> pjrt.Executable:
     layout = Layout.of(DeviceMesh.parse(mesh), layout)
     specs = tree.map_leaves(lambda value: Spec(value.shape, "int32", "BT"), copying(0))
-    return harness.engine(layout).load(Steps(model, OPTIMIZER, layout, platform, precision).train(specs))
+    return harness.engine(layout).compile(Steps(model, OPTIMIZER, layout, platform, precision).train(specs))
 
 
 def train(model: Translation, steps: int, *where: str) -> list[dict[str, float]]:

@@ -40,7 +40,7 @@ def test_the_product_before_it_writes_its_result_alone():
 
         options = ["xla_gpu_enable_triton_gemm=false"]
         program = harness.lower_for(harness.with_gradients(product), inputs)
-        return Cluster.of("h100:1x1", options).load(program).hlo()
+        return Cluster.of("h100:1x1", options).compile(program).hlo()
 
     assert '"epilogue":"RELU"' in module(for_gpu)
     assert '"epilogue":"RELU"' not in module(tf.nn.relu)

@@ -18,7 +18,7 @@ from lingvo_moe.ops.gradients import named_gradient
 # Logical axes of the keys and values of a cache, which decoding reads at every step: as the two matmuls read them, so
 # that they are transposed once.
 CACHED_AXES = ("BNDL", "BNLD")
-_MASKED = -1e9
+MASKED_LOGIT = -1e9  # its exponential is 0 beside that of any other logit
 _PARTS = (4, 2)  # the parts of a cache that are read alone: a quarter, a half
 
 
@@ -72,12 +72,12 @@ def attention_mean(
 
         def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             upstream = context.annotate(upstream, "BTND")
-            by_values = tf.einsum(f"BNTL,BTND->{value_axes}", dropped, upstream)
-            by_probabilities = drop(tf.einsum(f"BTND,{value_axes}->BNTL", upstream, values))
+            d_values = tf.einsum(f"BNTL,BTND->{value_axes}", dropped, upstream)
+            d_probabilities = drop(tf.einsum(f"BTND,{value_axes}->BNTL", upstream, values))
             shared = tf.reduce_sum(tf.cast(means, tf.float32) * tf.cast(upstream, tf.float32), axis=-1)
-            difference = tf.cast(by_probabilities, tf.float32) - tf.einsum("BTN->BNT", shared)[..., None]
-            by_logits = tf.cast(probabilities, tf.float32) * difference
-            return tf.cast(tf.where(mask[:, None], by_logits, 0.0), logits.dtype), by_values
+            difference = tf.cast(d_probabilities, tf.float32) - tf.einsum("BTN->BNT", shared)[..., None]
+            d_logits = tf.cast(probabilities, tf.float32) * difference
+            return tf.cast(tf.where(mask[:, None], d_logits, 0.0), logits.dtype), d_values
 
         return means, gradient
 
@@ -103,15 +103,15 @@ def cached_attention_mean(
 
 
 def _masked_softmax(logits: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-    return tf.nn.softmax(tf.where(mask[:, None], tf.cast(logits, tf.float32), _MASKED))
+    return tf.nn.softmax(tf.where(mask[:, None], tf.cast(logits, tf.float32), MASKED_LOGIT))
 
 
 def _weighted_sum(weights: tf.Tensor, values: tf.Tensor, value_axes: str, context: Context) -> tf.Tensor:
     """Sums of values, with the logical axes `value_axes`, by weights `[B, N, T, L]`: `[B, T, N, D]`."""
     if not _is_single_query(weights.shape[2], value_axes, CACHED_AXES[1], context):
         return tf.einsum(f"BNTL,{value_axes}->BTND", weights, values)
-    wide, values = tf.cast(tf.einsum("BNTL->BNLT", weights), tf.float32), tf.cast(values, tf.float32)
-    return tf.cast(tf.reduce_sum(wide * values, axis=2), weights.dtype)[:, None]
+    weights32, values32 = tf.cast(tf.einsum("BNTL->BNLT", weights), tf.float32), tf.cast(values, tf.float32)
+    return tf.cast(tf.reduce_sum(weights32 * values32, axis=2), weights.dtype)[:, None]
 
 
 def reads_written_cache(context: Context) -> bool:

@@ -97,7 +97,7 @@ def compiled_mean(dtype: str):
         logits, values = (tf.cast(given[name], dtype) for name in ("logits", "values"))
         return {"mean": attention_mean(logits, tf.ones((2, 256, 256), tf.bool), values, "BLND", lambda p: p, context)}
 
-    return Cluster.of("h100:1x1").load(harness.lower_for(harness.with_gradients(mean), inputs))
+    return Cluster.of("h100:1x1").compile(harness.lower_for(harness.with_gradients(mean), inputs))
 
 
 def test_bfloat16_probabilities_are_not_kept_in_float32():

@@ -40,7 +40,7 @@ def prefers_block_sparse(context: Context) -> bool:
 class BlockSparse:
     """The rows of all choices, sorted by expert, in blocks.
 
-    Choice K * n + k is the k-th of token n, all groups counted through; block b has the rows b * size and following.
+    Choice K * n + k is the k-th of token n, numbered across all groups; block b has the rows b * size and following.
 
     Attributes:
       size: rows of a block, see `block_size`.

@@ -115,7 +115,7 @@ def test_prepared_experts_compute_the_same(num_experts, length, biases):
 
     def unstacked(inputs: dict) -> dict:
         repeated = {name: weight if name == "gate" else weight[None] for name, weight in inputs["theta"].items()}
-        theta = layer.unstack(repeated, Context(platform="cpu"))
+        theta = layer.prepare_decoding(repeated, Context(platform="cpu"))
         of_experts = {name: weights for name, weights in theta.items() if name != "gate"}
         one = tree.map_leaves(lambda leaf: leaf[0], of_experts)
         return stacked({**inputs, "theta": tree.unflatten(tree.flatten({**one, "gate": theta["gate"]}))})

@@ -63,6 +63,10 @@ class Context:
         """Whether the program is optimised for one CPU device."""
         return self.platform == "cpu" and self.layout.is_one_device
 
+    def in_dtype(self, dtype: str) -> Context:
+        """Returns the context of a call whose activations have this dtype."""
+        return dataclasses.replace(self, dtype=dtype)
+
     def annotate(self, tensor: tf.Tensor, logical_axes: str) -> tf.Tensor:
         """Adds a sharding constraint; see `Layout.annotate`."""
         return self.layout.annotate(tensor, logical_axes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lingvo_moe.lazy import tf
+from lingvo_moe.ops.gradients import named_gradient
 
 
 def label_and_mean_nll(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -19,17 +20,17 @@ def label_and_mean_nll(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor,
     Returns:
       Two tensors `[B, T] float32`, in nats.
     """
-    return tf.custom_gradient(_with_gradient)(logits, tf.equal(tf.range(logits.shape[-1]), labels[..., None]))
+    return named_gradient(_with_gradient)(logits, tf.equal(tf.range(logits.shape[-1]), labels[..., None]))
 
 
 def _with_gradient(logits: tf.Tensor, is_label: tf.Tensor):
     log_normaliser = tf.reduce_logsumexp(logits, axis=-1)
 
-    def gradient(of_label: tf.Tensor, of_mean: tf.Tensor) -> tuple[tf.Tensor, None]:
+    def gradient(d_label: tf.Tensor, d_mean: tf.Tensor) -> tuple[tf.Tensor, None]:
         likelihoods = tf.exp(logits - log_normaliser[..., None])
-        share = of_mean[..., None] / logits.shape[-1]
-        by_label = tf.where(is_label, of_label[..., None] + share, share)
-        return likelihoods * (of_label + of_mean)[..., None] - by_label, None
+        share = d_mean[..., None] / logits.shape[-1]
+        of_label = tf.where(is_label, d_label[..., None] + share, share)
+        return likelihoods * (d_label + d_mean)[..., None] - of_label, None
 
     log_likelihood = tf.reduce_sum(tf.where(is_label, logits, 0.0), axis=-1)
     return (log_normaliser - log_likelihood, log_normaliser - tf.reduce_mean(logits, axis=-1)), gradient

@@ -35,8 +35,8 @@ def multiply(rows: tf.Tensor, weights: tf.Tensor, context: Context, transpose_b:
 
         def gradient(upstream):
             upstream = tf.cast(upstream, dtype)
-            by_weights = _by_weights(rows, upstream, context, transpose_b)
-            return _multiply(upstream, weights, transpose_b=not transpose_b), by_weights
+            d_weights = _weight_gradient(rows, upstream, context, transpose_b)
+            return _multiply(upstream, weights, transpose_b=not transpose_b), d_weights
 
         return _multiply(rows, weights, transpose_b=transpose_b), gradient
 
@@ -53,7 +53,7 @@ def rounds_float32_operands(context: Context) -> bool:
     return context.matmul_precision == BFLOAT16 and context.platform == "cpu" and processor.multiplies_bfloat16()
 
 
-def _by_weights(rows: tf.Tensor, upstream: tf.Tensor, context: Context, transpose_b: bool) -> tf.Tensor:
+def _weight_gradient(rows: tf.Tensor, upstream: tf.Tensor, context: Context, transpose_b: bool) -> tf.Tensor:
     """The gradient of `[..., K, B]` or `[..., B, K]`, from rows `[..., A, K]` and a gradient `[..., A, B]`."""
     devices = context.layout.mesh.size
     if rows.dtype == tf.bfloat16 or rows.shape[-1] <= upstream.shape[-1]:

@@ -47,19 +47,19 @@ def test_products_of_any_shape_have_float32_sums(leading, height, inner, width, 
         with tf.GradientTape() as tape:
             tape.watch([tensors["rows"], tensors["weights"]])
             products = multiply(tensors["rows"], tensors["weights"], context, transpose_b)
-        by_rows, by_weights = tape.gradient(products, [tensors["rows"], tensors["weights"]], tensors["upstream"])
-        return {"products": products, "by_rows": by_rows, "by_weights": by_weights}
+        d_rows, d_weights = tape.gradient(products, [tensors["rows"], tensors["weights"]], tensors["upstream"])
+        return {"products": products, "d_rows": d_rows, "d_weights": d_weights}
 
     tensors = {"rows": rows, "weights": weights, "upstream": upstream}
     found = harness.compile_for(function, tensors)(tensors)
     dtype = ml_dtypes.bfloat16 if rounded else np.float32
     r, w, u = (value.astype(dtype).astype(np.float64) for value in (rows, weights, upstream))
     matrix = np.swapaxes(w, -1, -2) if transpose_b else w
-    by_weights = np.swapaxes(r, -1, -2) @ u
+    d_weights = np.swapaxes(r, -1, -2) @ u
     expected = {
         "products": r @ matrix,
-        "by_rows": u @ np.swapaxes(matrix, -1, -2),
-        "by_weights": np.swapaxes(by_weights, -1, -2) if transpose_b else by_weights,
+        "d_rows": u @ np.swapaxes(matrix, -1, -2),
+        "d_weights": np.swapaxes(d_weights, -1, -2) if transpose_b else d_weights,
     }
     for name, value in expected.items():
         # The sum of up to 64 products of numbers below 5, each addition rounded to float32.
@@ -148,7 +148,7 @@ def weight_gradient(sizes: tuple[int, int, int], transpose_b: bool = False, layo
         "upstream": Spec((height, width), "float32", "BH"),
     }
     axes = {"gradient": specs["weights"].logical_axes}
-    return Engine(layout.mesh.size, "cpu").load(lower("gradient", function, specs, axes, layout)).hlo()
+    return Engine(layout.mesh.size, "cpu").compile(lower("gradient", function, specs, axes, layout)).hlo()
 
 
 @pytest.mark.parametrize("transpose_b", [False, True])

@@ -1,9 +1,9 @@
 """Matmuls of activations and weights, in the fastest form for the platform.
 
 The plain form is one einsum: a TPU lays out dimensions as it likes, and a reshape costs it. For a CPU each one is
-a matmul of two matrices or a batch of them, and so is its gradient by the weight. The gradient of the einsum contracts
-over all leading dimensions of the inputs, for which XLA's CPU compiler transposes both factors in memory and takes a
-kernel half as fast.
+a matmul of two matrices or a batch of them, and so is the gradient with respect to the weight. The gradient of the
+einsum contracts over all leading dimensions of the inputs, for which XLA's CPU compiler transposes both factors in
+memory and takes a kernel half as fast.
 
 XLA's CPU kernel rearranges the second factor of a matmul before it multiplies. With few rows, as in a step of
 decoding, that of a large weight takes as long as the matmul. So a search transposes such weights once

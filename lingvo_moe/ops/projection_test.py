@@ -133,7 +133,7 @@ def test_the_routers_logits_are_multiplied_in_float32(topology):
 
     axes = {"gradients/x": "BTM", **{f"gradients/{name}": spec.logical_axes for name, spec in weights.items()}}
     specs = {"x": Spec((8, 128, 128), "float32", "BTM"), "theta": weights}
-    text = target.load(lower("routed", function, specs, axes, layout)).hlo()
+    text = target.compile(lower("routed", function, specs, axes, layout)).hlo()
     products = [line for line in text.splitlines() if re.search(r" (convolution|dot)\(", line)]
     exact = [line for line in products if "operand_precision={highest,highest}" in line]
     assert len(exact) == 3 and all("gating/XlaDot" in line for line in exact) and len(products) > len(exact)

@@ -49,7 +49,8 @@ class Routing:
     def buffer_positions(self, capacity: int) -> tf.Tensor:
         """The position of each choice among all E * C, by expert: `[G, S, K] int32`, NONE where not dispatched.
 
-        The weight of a token with NaN is not 0. Its position may be beyond the capacity, which is another group's.
+        A token with NaN has a weight other than 0. Its position may be beyond the capacity, where the buffer of the
+        next expert, or of the next group, begins.
         """
         positions = self.expert_indices() * capacity + self.positions
         dispatched = tf.logical_and(tf.not_equal(self.weights, 0.0), self.positions < capacity)

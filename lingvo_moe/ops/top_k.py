@@ -9,7 +9,7 @@ from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
 
 
-def largest(values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def max_with_index(values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """The largest of `[..., N]` and its first index, `[...] int32`; any index within a row that has a NaN.
 
     Two plain reductions, which vector units compute; argmax reduces pairs, which a CPU's do not.

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as arrays
 
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
-from lingvo_moe.ops.top_k import VocabularyChunks, largest, top_k
+from lingvo_moe.ops.top_k import VocabularyChunks, max_with_index, top_k
 from lingvo_moe.testing import harness
 
 # No subnormal numbers, which TensorFlow takes for zeros.
@@ -28,14 +28,14 @@ PLATFORMS = ("", "cpu")
 @given(arrays.arrays(np.float32, arrays.array_shapes(min_dims=1, max_dims=3, max_side=9), elements=_VALUES))
 def test_it_is_argmax(values):
     """Ties and infinities among them."""
-    best, index = largest(tf.constant(values))
+    best, index = max_with_index(tf.constant(values))
     np.testing.assert_array_equal(best, values.max(axis=-1))
     np.testing.assert_array_equal(index, values.argmax(axis=-1))
     assert index.dtype == tf.int32
 
 
 def test_index_is_within_the_row_even_with_nan():
-    assert int(largest(tf.constant([1.0, np.nan, 2.0]))[1]) == 2
+    assert int(max_with_index(tf.constant([1.0, np.nan, 2.0]))[1]) == 2
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)

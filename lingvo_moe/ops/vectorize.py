@@ -33,7 +33,7 @@ def vectorize(function: Callable[..., Any], arguments: tuple) -> Any:
     """
     _register_converters()
     try:
-        return tf.vectorized_map(lambda all: function(*all), arguments, fallback_to_while_loop=False)
+        return tf.vectorized_map(lambda each: function(*each), arguments, fallback_to_while_loop=False)
     except ValueError as error:
         name = str(error).partition(_UNKNOWN_OPERATOR)[2].partition("\n")[0].strip()
         if not name:
@@ -76,7 +76,7 @@ def _stacked(node, index: int) -> tf.Tensor:
 
 
 def _batched_dot(left: tf.Tensor, right: tf.Tensor, node) -> tf.Tensor:
-    """XlaDot of stacked operands: its dimensions are one further, and the first one is a batch dimension."""
+    """XlaDot of stacked operands: its dimension numbers are shifted by one, as the first one is a batch dimension."""
     from tensorflow.compiler.tf2xla.python import xla
     from tensorflow.compiler.xla import xla_data_pb2
 

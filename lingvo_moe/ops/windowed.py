@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 
 from lingvo_moe.errors import UserError
 from lingvo_moe.lazy import tf
+from lingvo_moe.ops.gradients import named_gradient
 from lingvo_moe.ops.slices import dynamic_slice, dynamic_update_slice
 from lingvo_moe.sharding import leading_dimension
 from lingvo_moe.sharding.layout import UNREDUCED, Layout
@@ -58,7 +59,7 @@ def windowed_einsum(equation: str, left: tf.Tensor, right: tf.Tensor, mesh_axis:
     )
     product = _Product.of(staying[1], moving[1], axes[2], mesh_axis, layout)
 
-    @tf.custom_gradient
+    @named_gradient
     def in_slices(stays: tf.Tensor, moves: tf.Tensor) -> tuple[tf.Tensor, Callable]:
         def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             upstream = product.annotate(upstream, product.result)

@@ -363,6 +363,6 @@ def test_a_cpu_writes_a_matrix_twice(devices):
         "state/factors/column": "M",
     }
     program = harness.lower_for(function, inputs, layout, logical_axes, donated=("state",))
-    entry = harness.engine(layout).load(program).hlo().partition("\nENTRY")[2]
+    entry = harness.engine(layout).compile(program).hlo().partition("\nENTRY")[2]
     written = re.findall(rf"%\S+ = f32\[256,{64 // devices}\]\S* (?!parameter)([a-z\-]+)\(", entry)
     assert written == ["fusion", "fusion"]

@@ -28,6 +28,7 @@ name is expected, as `rules_text` writes them: `BGE:x,HNV:y,M~y/x` is `gspmd`.
 from __future__ import annotations
 
 import dataclasses
+import math
 import numbers
 import re
 from collections.abc import Sequence
@@ -95,7 +96,7 @@ class DeviceMesh:
     @property
     def size(self) -> int:
         """The number of devices."""
-        return int(np.prod(self.shape))
+        return math.prod(self.shape)
 
     @property
     def devices(self) -> np.ndarray:
@@ -157,8 +158,8 @@ def register_layout(name: str, rules: Sequence[AxisRule], num_mesh_axes: int, an
     Args:
       name: of the layout.
       rules: axis rules in order of priority.
-      num_mesh_axes: for meshes of so many axes: 1 (`--devices=8`: axis x), 2 (`--mesh=4x2`: x and y), 3
-        (`--mesh=2x2x2`: l, x and y), or more, see `mesh_axis_names`.
+      num_mesh_axes: the number of axes of the meshes that it is for: 1 (`--devices=8`: axis x), 2 (`--mesh=4x2`: x
+        and y), 3 (`--mesh=2x2x2`: l, x and y), or more, see `mesh_axis_names`.
       annotated: see `Layout`; by default all tensors.
 
     Raises:
@@ -347,7 +348,8 @@ class Layout:
             fitting = [other for other in LAYOUTS.names() if LAYOUTS.get(other).num_mesh_axes == len(mesh.shape)]
             raise UserError(
                 f"layout {name} is for a mesh of {axes}, the mesh is {mesh}; choose another mesh with --devices or "
-                f"--mesh, or a layout with --set layout=NAME: {', '.join(fitting) or 'none is for so many axes'}."
+                f"--mesh, or a layout with --set layout=NAME: "
+                f"{', '.join(fitting) or f'none has {len(mesh.shape)} axes'}."
             )
         return Layout(mesh, layout.rules, annotated=layout.annotated)
 

@@ -307,7 +307,7 @@ def test_parse_rejects_anything_else_and_shows_the_format(text):
 def test_device_ids_are_in_row_major_order():
     """Mesh coordinates map to device ids in row-major order."""
     np.testing.assert_array_equal(DeviceMesh((2, 3)).devices, [[0, 1, 2], [3, 4, 5]])
-    assert DeviceMesh((2, 3)).size == 6
+    assert DeviceMesh((2, 3)).size == 6 and DeviceMesh((2**32, 2**32)).size == 2**64
 
 
 @pytest.mark.parametrize(

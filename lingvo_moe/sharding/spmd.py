@@ -22,7 +22,7 @@ REPLICATED_DIMENSION = -1
 
 
 @contextlib.contextmanager
-def num_devices(count: int) -> Iterator[None]:
+def annotating_for(count: int) -> Iterator[None]:
     """Makes annotations that do not fit `count` devices errors inside the block; `program.lower` sets it."""
     token = _num_devices.set(count)
     try:

@@ -277,7 +277,7 @@ def test_num_devices_applies_inside_its_block_only():
     """Without a program there is no number of devices to compare with."""
     with tf.Graph().as_default():
         tensor = tf.zeros((8, 16))
-        with spmd.num_devices(2), pytest.raises(ValueError, match="there are 2 devices"):
+        with spmd.annotating_for(2), pytest.raises(ValueError, match="there are 2 devices"):
             spmd.split(tensor, 0, 4)
         assert spmd.split(tensor, 0, 4).shape == (8, 16)
 

@@ -152,17 +152,17 @@ def compile_once(patch: pytest.MonkeyPatch):
         use_compilation_cache(directory)
     for name in ("init", "train", "evaluate", "diagnose", "decode", "segment"):
         patch.setattr(Steps, name, _lowering_once(getattr(Steps, name), programs))
-    load = Engine.load
+    compile_program = Engine.compile
 
-    def load_once(self, program: Program) -> Executable:
+    def compile_once(self, program: Program) -> Executable:
         key = (*self.devices, program)
         if key not in executables:
             if len(executables) == _MOST_EXECUTABLES:
                 del executables[next(iter(executables))]
-            executables[key] = load(self, program)
+            executables[key] = compile_program(self, program)
         return executables[key]
 
-    patch.setattr(Engine, "load", load_once)
+    patch.setattr(Engine, "compile", compile_once)
 
 
 def _lowering_once(lower: Callable[..., Program], programs: dict[str, Program]) -> Callable[..., Program]:
@@ -178,7 +178,7 @@ def _lowering_once(lower: Callable[..., Program], programs: dict[str, Program]) 
 class Uncompiled(Engine):
     """An engine for tests of errors that must be raised before anything is compiled."""
 
-    def load(self, program: Program) -> Any:
+    def compile(self, program: Program) -> Any:
         """Fails the test."""
         raise AssertionError(f"{program.name} was compiled before the error was raised")
 

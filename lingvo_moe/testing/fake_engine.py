@@ -22,7 +22,7 @@ class FakeEngine:
         """Pretends to have this many devices."""
         self.devices = list(range(num_devices))
 
-    def load(self, program: Program) -> Any:
+    def compile(self, program: Program) -> Any:
         """Raises UserError: nothing is compiled."""
         raise UserError(f"the fake engine cannot run {program.name}.")
 

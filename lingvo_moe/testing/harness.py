@@ -62,7 +62,7 @@ def compile_for(
     logical_axes: Mapping[str, str] | None = None,
 ) -> pjrt.Executable:
     """Compiles what `lower_for` lowers, for the first virtual CPU devices."""
-    return engine(layout).load(lower_for(function, inputs, layout, logical_axes))
+    return engine(layout).compile(lower_for(function, inputs, layout, logical_axes))
 
 
 def run(

@@ -48,7 +48,7 @@ _SUCCESSOR, _OWN = 5.0, 1.0
 # Of T5's weights without a rule; its queries are not divided by the root of a head's dimension.
 _SPREADS_OF_T5 = {"shared.weight": 1.0, "lm_head.weight": 0.2}
 _QUERY_SPREAD = 0.25
-# How much of a token is added to the softmax's row of its successor, and of every so many tokens to that of the end.
+# How much of a token is added to the softmax's row of its successor, and of the last of every five to that of the end.
 _SUCCESSOR_OF_T5, _END_OF_T5, _LAST_OF = 0.35, 0.08, 5
 _END_OF_SWITCH = 1.7
 # How much likelier the weights make the end, and how much less likely the rows of no piece: logits.

@@ -40,7 +40,7 @@ def run_programs_here(patch: pytest.MonkeyPatch):
 def _run(training: Training, program: Callable, leaves: dict[str, ShardedVariable], argument: Any) -> Any:
     handles = {path: variable.handle() for path, variable in leaves.items()}
     compiled = tf.function(lambda argument: program(handles, argument), jit_compile=True, autograph=False)
-    with spmd.num_devices(len(training._engine.devices)):
+    with spmd.annotating_for(len(training._engine.devices)):
         return compiled(argument)
 
 

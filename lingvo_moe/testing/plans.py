@@ -1,7 +1,10 @@
-"""A plan of plausible size for tests, without compiling anything."""
+"""For tests of plans: one of plausible size, without compiling anything, and the stride of a collective."""
 
 from __future__ import annotations
 
+import numpy as np
+
+from lingvo_moe.analysis.collectives import Collective
 from lingvo_moe.analysis.plan import CollectiveCost, Memory, Plan
 from lingvo_moe.engines.topology import v3_slice
 
@@ -48,3 +51,8 @@ def training_plan(model: str, cores: int, mesh: str = "", **changes) -> Plan:
         "compile_seconds": 1.0,
     }
     return Plan(**values | changes)
+
+
+def stride(collective: Collective) -> int:
+    """Returns the smallest difference between the numbers of two devices of a group."""
+    return int(np.diff(collective.group).min()) if len(collective.group) > 1 else 1

@@ -78,7 +78,7 @@ def assert_metrics(router: Router, routing: Routing, expected: dict[str, float])
 
 
 def assert_gradients(router: Router, logits: np.ndarray, paddings: np.ndarray, capacity: int):
-    """Compares the gradient by the logits, of weights and auxiliary loss, with differences of float32 values."""
+    """Compares the gradient of weights and auxiliary loss with respect to the logits with differences of values."""
 
     def value(logits: tf.Tensor) -> tf.Tensor:
         routing = router(logits, tf.constant(paddings), capacity, Context())

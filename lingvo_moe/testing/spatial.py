@@ -84,7 +84,7 @@ def run(layers: Mapping[str, tuple[ImageLayer, tuple[int, ...]]], devices: Devic
 
 def compiled(layer: ImageLayer, shape: tuple[int, ...], devices: Devices) -> pjrt.Executable:
     """Compiles what `lowered` lowers, for the first virtual CPU devices."""
-    return harness.engine(layout(devices)).load(lowered(layer, shape, devices))
+    return harness.engine(layout(devices)).compile(lowered(layer, shape, devices))
 
 
 def lowered(layer: ImageLayer, shape: tuple[int, ...], devices: Devices) -> Program:

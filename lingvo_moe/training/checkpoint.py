@@ -78,18 +78,19 @@ class Checkpoints:
     process does the rest.
     """
 
-    def __init__(self, logdir: str | pathlib.Path, keep: int | None = None, processes: ProcessGroup = ProcessGroup()):
+    def __init__(self, logdir: str | pathlib.Path, keep: int | None = None, processes: ProcessGroup | None = None):
         """Opens `logdir/checkpoints`; nothing is created before the first save.
 
         Args:
           logdir: the log directory.
           keep: how many checkpoints to retain as more are saved; None to read only.
-          processes: those whose devices hold the arrays; all call the same methods in the same order.
+          processes: those whose devices hold the arrays; all call the same methods in the same order. None for
+            this process alone.
 
         Raises:
           UserError: the path has a character with which checkpoints would be lost.
         """
-        self.processes = processes
+        self.processes = processes = processes or ProcessGroup()
         # With explicit process numbers Orbax synchronises through JAX's coordination service; otherwise by a program on
         # all devices, from any thread, which may run between two training steps that another process starts in another
         # order.

@@ -71,10 +71,9 @@ def _average(members: Mapping[str, tuple[Checkpoints, int]], output: str | pathl
         theta[path] = (total / len(read)).astype(np.float32)
     newest = max(step for _, step in members.values())
     with new_checkpoints(output, "--output") as target:
-        target.save_weights(newest, meta["model"], tree.unflatten(theta), origin, tokenizer_hashes)
-        target.wait()
-        if recorded is not None:
+        if recorded is not None:  # before the checkpoint, so that none lacks them
             save_hyperparameters(pathlib.Path(output), recorded)
+        target.save_weights(newest, meta["model"], tree.unflatten(theta), origin, tokenizer_hashes)
 
 
 def _check_one_model(members: Mapping[str, Reader]):

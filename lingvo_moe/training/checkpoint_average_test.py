@@ -81,7 +81,7 @@ def test_average_has_the_hyperparameters_of_its_members(tmp_path):
     for name, settings in (
         ("top2", ["router=top2"]),
         ("switch", ["router=switch", "input.seed=2"]),
-        ("other", ["router=switch", "word_dropout=0.5", "unroll=false", "remat=full", "sampled_softmax=0"]),
+        ("other", ["router=switch", "word_dropout=0.5", "unroll=false", "capacity_factor=1.25", "sampled_softmax=0"]),
         ("unknown", []),
     ):
         save(tmp_path / name, 4)
@@ -97,6 +97,26 @@ def test_average_has_the_hyperparameters_of_its_members(tmp_path):
     assert hyperparameters.load(tmp_path / "mean") == hyperparameters.load(tmp_path / "switch") is not None
 
 
+def test_a_checkpoint_never_lacks_its_hyperparameters(tmp_path, monkeypatch):
+    """They are written first: a checkpoint that cannot be written, as on a full disk, is none; the next one is."""
+    members = {name: Checkpoints(tmp_path / name) for name in ("first", "second")}
+    recorded = hyperparameters.of("m4.Quickstart", experiment.unchecked("m4.Quickstart"))
+    for name in members:
+        save(tmp_path / name, 4)
+        hyperparameters.save(tmp_path / name, recorded)
+
+    def fail(*_):
+        assert hyperparameters.load(tmp_path / "mean") == hyperparameters.load(tmp_path / "first") is not None
+        raise UserError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save_weights", fail)
+        with pytest.raises(UserError, match="the disk is full"):
+            checkpoint_average.of_logdirs(members, tmp_path / "mean")
+    checkpoint_average.of_logdirs(members, tmp_path / "mean")
+    assert Checkpoints(tmp_path / "mean").steps() == [4]
+
+
 def test_average_with_a_run_of_an_earlier_version(tmp_path):
     """What it did not record is as in the registered model; if that is not known here, the field is named."""
     recorded = hyperparameters.of("m4.Quickstart", experiment.unchecked("m4.Quickstart"))
@@ -106,7 +126,7 @@ def test_average_with_a_run_of_an_earlier_version(tmp_path):
         save(tmp_path / name, 4)
         hyperparameters.save(tmp_path / name, own)
     members = {name: Checkpoints(tmp_path / name) for name in ("new", "old", "foreign")}
-    with pytest.raises(UserError, match=f"foreign: .* not those of new: {lacking[0]} is absent there, None here"):
+    with pytest.raises(UserError, match=f"foreign: .* not those of new: {lacking[1]} is absent there, "):
         checkpoint_average.of_logdirs(members, tmp_path / "none")
     del members["foreign"]
     checkpoint_average.of_logdirs(members, tmp_path / "mean")

@@ -26,7 +26,7 @@ MANIFEST = "manifest.json"
 _PARTIAL = MANIFEST + ".partial"
 # Version 1 has the SHA-256 of every file: of its time are chunks without a checksum. It is verified, no longer written.
 _VERSION, _VERSIONS = 2, (1, 2)
-# The directory of OCDBT's data files. Those of at most so many bytes are hashed as well: nodes that a later version of
+# The directory of OCDBT's data files. Those of at most _SMALL_BYTES are hashed as well: nodes that a later version of
 # the tree replaced are in small files of their own, and nothing that is read verifies them.
 _DATA, _SMALL_BYTES = "d", 2**20
 # Hashing is bound by the disk beyond this; asking a file server for sizes is not.

@@ -47,7 +47,7 @@ def experiment_on(mesh: str) -> Experiment:
 @functools.cache
 def diagnose_on(mesh: str) -> Executable:
     config = experiment_on(mesh)
-    return Engine(config.mesh.size, "cpu").load(config.steps.diagnose(config.batch_specs()))
+    return Engine(config.mesh.size, "cpu").compile(config.steps.diagnose(config.batch_specs()))
 
 
 def a_batch(seed: int) -> dict:

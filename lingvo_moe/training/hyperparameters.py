@@ -32,6 +32,12 @@ _OF_COMPUTATION = (
     "label_smoothing",
     "sampled_softmax",
     "aux_loss_weight",
+    "num_groups",
+    "inference_num_groups",
+    "capacity_factor",
+    "inference_capacity_factor",
+    "inference_min_capacity",
+    "activation_dtype",
     "dispatch",
     "unroll",
     "remat",
@@ -87,7 +93,7 @@ class Recorded(NamedTuple):
           where: what holds the hyperparameters, with which errors begin.
 
         Raises:
-          UserError: the model or one of the values is none of this program.
+          UserError: this program does not know the model, or does not accept one of the values.
         """
         try:
             name = registry.full_name(self.model)

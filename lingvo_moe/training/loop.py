@@ -38,7 +38,7 @@ def train(
     experiment: Experiment,
     engine: Engine,
     logdir: str | pathlib.Path,
-    process_group: ProcessGroup = ProcessGroup(),
+    process_group: ProcessGroup | None = None,
     callbacks: Sequence[Callback] = (),
     initial_weights: str | pathlib.Path | None = None,
     initial_values: Mapping[str, np.ndarray] = types.MappingProxyType({}),
@@ -54,7 +54,7 @@ def train(
       experiment: what to train.
       engine: where to train; it has as many devices as `experiment.mesh`.
       logdir: the directory of checkpoints and curves; created if absent.
-      process_group: the processes that train together; all call this function.
+      process_group: the processes that train together; all call this function. None for this process alone.
       callbacks: called after the standard and the registered ones.
       initial_weights: the log directory of other training, whose newest weights a new training starts with, at step 0
         and with a new optimizer state (fine-tuning); None for random weights. Without effect once `logdir` has a
@@ -70,6 +70,7 @@ def train(
         many steps in a row were not finite, the disk is full, or another process trains in `logdir`.
       KeyboardInterrupt: training was asked to stop, and has saved a checkpoint.
     """
+    process_group = process_group or ProcessGroup()
     start = Start(name, experiment, pathlib.Path(logdir), process_group, initial_weights, initial_values)
     train_input, held_out = start.open_data()
     start.check_processes(train_input)

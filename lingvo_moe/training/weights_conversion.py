@@ -92,17 +92,23 @@ def to_safetensors(
 
 
 def from_safetensors(
-    file: str | pathlib.Path, model: str, specs: Mapping[str, object], logdir: str | pathlib.Path
+    file: str | pathlib.Path,
+    model: str,
+    specs: Mapping[str, object],
+    logdir: str | pathlib.Path,
+    write_others: Callable[[], None] = lambda: None,
 ) -> int:
     """Writes the log directory `logdir` with the weights of --input, a file that `to_safetensors` wrote.
 
-    They are copied bit for bit; `verify` and what uses weights refuse values that are not finite.
+    The checkpoint comes last, so that none lacks a file. Weights are copied bit for bit; `verify` and what uses weights
+    refuse values that are not finite.
 
     Args:
       file: the file to read.
       model: the registered name.
       specs: the tree of the `Spec`s of the model's weights.
       logdir: the log directory to write.
+      write_others: writes the other files of `logdir`, which exists then, and in which nothing else saves meanwhile.
 
     Returns:
       The step of the weights.
@@ -113,6 +119,7 @@ def from_safetensors(
     check_new(logdir, "--logdir")
     found = read_safetensors(file, model, specs, f"--input={file}")
     with new_checkpoints(logdir, "--logdir") as target:
+        write_others()
         _save_converted(target, model, found, pathlib.Path(file))
     return found.step
 

@@ -46,8 +46,8 @@ def make(registry: Registry[type[Entry]], choice: str, defaults: Mapping[str, An
                 f"{', '.join(fields) or 'none'}."
             )
         values[name] = field_values.parse(f"{registry.kind} {choice!r}: {setting}", text, hints[name])
-    for name in fields.keys() - values.keys():
-        if fields[name].default is fields[name].default_factory is dataclasses.MISSING:
+    for name in fields:
+        if name not in values and fields[name].default is fields[name].default_factory is dataclasses.MISSING:
             raise UserError(f"{registry.kind} {choice!r}: field {name} has no value; write {choice}:{name}=VALUE.")
     return cls(**values)
 

@@ -15,6 +15,12 @@ SCALAR = types.SimpleNamespace(dtype="float32", shape=())  # as a tensor
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Pair:
+    first: int
+    second: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Thing:
     size: int
     scale: float = 1.0
@@ -32,6 +38,7 @@ class Thing:
 def things() -> Registry:
     registry: Registry = Registry("thing")
     registry.register("plain", Thing)
+    registry.register("pair", Pair)
     return registry
 
 
@@ -56,6 +63,7 @@ def test_fields_have_settings_defaults_and_own_defaults(things):
         ("plain:size=1:parts=2", "a field of this type cannot be set by a flag"),
         ("plain", "field size has no value; write plain:size=VALUE"),
         ("plain:size=-1", "size is negative"),
+        ("pair", "field first has no value"),
         (Thing(size=3), r"thing Thing\(.*\): expected the text NAME or NAME:field=value"),
     ],
 )

@@ -62,7 +62,7 @@ def programs(request) -> tuple:
     search = BeamSearch(beam_size=size, max_length=7)
     specs = {name: Spec((BATCH, LENGTH), "int32", "BS") for name in ("ids", "segment_ids", "positions")}
     theta = tree.map_leaves(
-        np.array, Engine(1).load(own.steps.init())({"seed": np.array([0, 3], np.int32)})["state"]["theta"]
+        np.array, Engine(1).compile(own.steps.init())({"seed": np.array([0, 3], np.int32)})["state"]["theta"]
     )
     theta["softmax"]["projection"] *= 2.5
     random = np.random.default_rng(0)
@@ -71,7 +71,7 @@ def programs(request) -> tuple:
         "segment_ids": np.ones((BATCH, LENGTH), np.int32),
         "positions": np.tile(np.arange(LENGTH, dtype=np.int32), (BATCH, 1)),
     }
-    prepared = Engine(1).load(own.steps.prepare_decoding())({"theta": theta})["theta"]
+    prepared = Engine(1).compile(own.steps.prepare_decoding())({"theta": theta})["theta"]
     return (
         own.steps.decode_prepared(specs, search),
         reordering.decode(own.steps, specs, search),
@@ -82,7 +82,7 @@ def programs(request) -> tuple:
 def test_both_find_the_same_translations(programs):
     """Ids and lengths are equal, scores up to rounding."""
     flat, reordered, inputs = programs
-    one, other = (tree.map_leaves(np.asarray, Engine(1).load(program)(inputs)) for program in (flat, reordered))
+    one, other = (tree.map_leaves(np.asarray, Engine(1).compile(program)(inputs)) for program in (flat, reordered))
     np.testing.assert_array_equal(one["ids"], other["ids"])
     np.testing.assert_array_equal(one["lengths"], other["lengths"])
     np.testing.assert_allclose(one["scores"], other["scores"], rtol=0, atol=TOLERANCE)

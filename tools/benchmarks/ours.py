@@ -108,8 +108,8 @@ class Trainer:
         own = experiment_of(work)
         engine = Engine(own.mesh.size, "cpu")
         self._batch = batch_of(work)
-        self.executable = engine.load(own.steps.train(own.batch_specs()))
-        self._state = engine.load(own.steps.init())({"seed": np.array([0, work.seed], np.int32)})["state"]
+        self.executable = engine.compile(own.steps.train(own.batch_specs()))
+        self._state = engine.compile(own.steps.init())({"seed": np.array([0, work.seed], np.int32)})["state"]
 
     def step(self) -> float:
         """Makes a step; returns the cross-entropy before it."""
@@ -129,8 +129,8 @@ def _decoding(work: Work) -> protocol.Started:
     own, engine, source = experiment_of(work), Engine(1, "cpu"), batch_of(work)["source"]
     decode = reordering.decode if work.kind == "reorder" else Steps.decode_prepared
     program = decode(own.steps, {name: own.batch_specs()["source"][name] for name in source}, own.search)
-    decoding = Decoding(engine.load(program), engine.load(own.steps.prepare_decoding()))
-    decoding.load(engine.load(own.steps.init())({"seed": np.array([0, work.seed], np.int32)})["state"]["theta"])
+    decoding = Decoding(engine.compile(program), engine.compile(own.steps.prepare_decoding()))
+    decoding.load(engine.compile(own.steps.init())({"seed": np.array([0, work.seed], np.int32)})["state"]["theta"])
 
     def search() -> int:
         return int(np.asarray(decoding.decode(source)["lengths"])[:, 0].sum())
@@ -161,7 +161,9 @@ def _layer(work: Work) -> protocol.Started:
         "inputs": Spec((work.rows, work.length, work.model_dim), "float32", "btm"),
     }
     logical_axes = {f"gradients/{path}": spec.logical_axes for path, spec in tree.flatten(specs).items()}
-    executable = Engine(1, "cpu").load(lower("layer", _differentiated(layer), {"given": specs}, logical_axes, Layout()))
+    executable = Engine(1, "cpu").compile(
+        lower("layer", _differentiated(layer), {"given": specs}, logical_axes, Layout())
+    )
     values, seed = protocol.numbers(vars(work)), np.array([0, work.seed], np.int32)
     theta = {name: initial_value(weight, name, tf.constant(seed)).numpy() for name, weight in layer.weights().items()}
     given = {"theta": theta, "seed": seed, "inputs": np.reshape(np.array(values, np.float32), specs["inputs"].shape)}

@@ -86,7 +86,7 @@ class Fuzzer:
           directory: an empty directory.
           seed: seed of the cases.
           count: number of cases.
-          processes: one of so many cases runs in a process of its own; 0 for none.
+          processes: one of this many cases runs in a process of its own; 0 for none.
         """
         self._seed, self._count, self._processes = seed, count, processes
         # The cache of compiled programs; the user's own is not an input of a case.

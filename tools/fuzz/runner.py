@@ -107,7 +107,7 @@ def flags_of(tool: str) -> flags.FlagValues:
 
 def _load_program(arguments: list[str]):
     """Loads a program bundle as a serving program does; no command does."""
-    Engine(2, "cpu").load(Program.load(arguments[1]))
+    Engine(2, "cpu").compile(Program.load(arguments[1]))
 
 
 def _read_ranking(arguments: list[str]):

@@ -178,7 +178,7 @@ def _sentences(program: Program, vocabulary: int) -> dict:
 
 def _loaded(engine: Engine, program: Program) -> Executable:
     print(f"compiling {program.name} for {engine.devices[0].device_kind} ...", file=sys.stderr, flush=True)
-    return engine.load(program)
+    return engine.compile(program)
 
 
 def _facts(directory: pathlib.Path) -> dict:

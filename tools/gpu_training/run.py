@@ -303,7 +303,7 @@ class Run:
         return nats / tokens
 
     def _keep_lowest(self, theta: dict, steps: int) -> float:
-        """Returns the held-out loss, and keeps the weights after so many steps if it is the lowest so far."""
+        """Returns the held-out loss, and keeps the weights if it is the lowest so far; `steps` is the step's number."""
         loss = self._held_out_loss(theta)
         if loss < self._lowest:
             self._lowest, self._at_lowest = loss, jax.tree.map(jax.numpy.copy, theta)
@@ -343,7 +343,7 @@ def _compile(directory: pathlib.Path, engine: Engine) -> list[Executable]:
     except UserError as error:
         raise UserError(f"{error} Here, tools.gpu_training.make writes it.") from None
     with concurrent.futures.ThreadPoolExecutor() as threads:
-        return list(threads.map(engine.load, programs))
+        return list(threads.map(engine.compile, programs))
 
 
 def _not_finite(state: dict) -> UserError | None:

@@ -198,8 +198,8 @@ def _do(task: Task):
 
 def _least(group: ProcessGroup, engine: Any, operation: str, size: int, runs: int) -> tuple[float, float]:
     """Returns the least wall time and the least CPU time of one run, in seconds; one run before them does not count."""
-    x = engine.load(filled(len(engine.devices), size))({"seed": np.float32(0)})["x"]
-    executable = engine.load(program(operation, len(engine.devices), size))
+    x = engine.compile(filled(len(engine.devices), size))({"seed": np.float32(0)})["x"]
+    executable = engine.compile(program(operation, len(engine.devices), size))
     measurements = []
     for _ in range(runs + 1):
         group.barrier()

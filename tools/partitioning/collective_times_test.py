@@ -28,7 +28,7 @@ _SIZE = 2**16
 def test_the_partitioner_inserts_exactly_one_collective(operation, devices):
     """Of all that a device has, among all devices; an addition has none."""
     engine = pjrt.Engine(devices, platform="cpu")
-    compiled = engine.load(collective_times.program(operation, devices, _SIZE))
+    compiled = engine.compile(collective_times.program(operation, devices, _SIZE))
     found = find_collectives(Module(compiled.hlo(), devices))
     expected = [(kind, _SIZE, devices, 1) for kind in _KINDS[operation]]
     assert [(c.kind, c.bytes, c.group_size, c.times) for c in found] == expected
@@ -39,9 +39,9 @@ def test_the_partitioner_inserts_exactly_one_collective(operation, devices):
 def test_values_are_those_of_the_whole_tensor(operation):
     """A device has its number: AllReduce returns their sum, and after AllToAll each device has a part of every one."""
     engine = pjrt.Engine(8, platform="cpu")
-    x = engine.load(collective_times.filled(8, _SIZE))({"seed": np.float32(0)})["x"]
+    x = engine.compile(collective_times.filled(8, _SIZE))({"seed": np.float32(0)})["x"]
     assert {float(np.asarray(shard.data).mean()) for shard in x.addressable_shards} == set(range(8))
-    y = engine.load(collective_times.program(operation, 8, _SIZE))({"x": x})["y"]
+    y = engine.compile(collective_times.program(operation, 8, _SIZE))({"x": x})["y"]
     whole = np.broadcast_to(np.arange(8, dtype=np.float32)[:, None, None], x.shape)
     expected = {"AllReduce": whole.sum(0).ravel(), "AllToAll": whole, "Add": whole + 1}[operation]
     np.testing.assert_array_equal(np.asarray(y), expected)

@@ -130,7 +130,7 @@ def main(arguments: list[str]):
     target = Slice.of(_VALUES.topology or v3_slice(config.mesh.size, remedy))
     target.check(config.mesh, _MESH_FLAG)
     clock_of(GENERATIONS[target.generation])  # reports a mistake before compiling
-    compiled = target.load(config.steps.train(config.batch_specs()))
+    compiled = target.compile(config.steps.train(config.batch_specs()))
     kernels = read(Module(compiled.hlo(), config.mesh.size), GENERATIONS[target.generation])
     print(report(kernels, _VALUES.part, _VALUES.count))
 

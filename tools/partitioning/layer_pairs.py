@@ -74,7 +74,7 @@ def compiled(model: str, changes: Sequence[str]) -> LayerPair:
     """Compiles a pair of layers and returns its times."""
     config = pair_of(model, changes)
     target = Slice.of(v3_slice(config.mesh.size))
-    return read(model, config, target, target.load(forward(config)).hlo())
+    return read(model, config, target, target.compile(forward(config)).hlo())
 
 
 def read(model: str, config: Experiment, target: Slice, hlo: str) -> LayerPair:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-import itertools
 import pathlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from unittest import mock
@@ -110,10 +109,14 @@ def main(arguments: list[str]):
     with sites.intercepted():
         elimination = Elimination(cost, cost(()))
         tried = [site for site in sites.seen if not site.startswith(_OF_PROGRAMS)]
-        groups = [tuple(group) for _, group in itertools.groupby(tried, key=lambda site: site.split()[0])]
+        by_file: dict[str, list[str]] = {}
+        for site in tried:
+            by_file.setdefault(site.split()[0], []).append(site)
         print(f"with all annotations: {elimination.current}")
         needed = [
-            found for group in progress.track(groups, "leaving annotations out") for found in elimination.of(group)
+            found
+            for group in progress.track(by_file.values(), "leaving annotations out")
+            for found in elimination.of(group)
         ]
     print(f"{_VALUES.model}: {len(needed)} of {len(tried)} sites are needed; with them alone: {elimination.current}")
     for site, more in needed:

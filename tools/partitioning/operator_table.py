@@ -151,7 +151,7 @@ def measure(operator: Operator, devices: int) -> Measured:
         str(i): Spec(shape(dimensions), "float32", logical_axes(dimensions))
         for i, dimensions in enumerate(operator.inputs)
     }
-    compiled = Slice.of(v3_slice(devices)).load(
+    compiled = Slice.of(v3_slice(devices)).compile(
         lower("operator", function, specs, {"output": logical_axes(operator.output)}, layout)
     )
     collectives = find_collectives(Module(compiled.hlo(), devices))

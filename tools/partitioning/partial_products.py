@@ -14,7 +14,7 @@ import numpy as np
 from absl import flags
 
 from lingvo_moe.analysis.collectives import find_collectives
-from lingvo_moe.analysis.hardware import GENERATIONS, Torus
+from lingvo_moe.analysis.hardware import GENERATIONS, links_of
 from lingvo_moe.analysis.hlo import Module
 from lingvo_moe.cli import app
 from lingvo_moe.engines.topology import Slice
@@ -62,10 +62,10 @@ def measure(name: str, sizes: tuple[int, ...]) -> tuple[list[tuple[str, int]], f
     shapes = {factor: sizes[start : start + 2] for start, factor in enumerate(axes)}
     specs = {factor: Spec(shapes[factor], "float32", axes[factor]) for factor in axes}
     target = Slice.of(_SLICE)
-    hlo = target.load(lower("product", lambda i: {"Y": function(i)}, specs, {"Y": "BD"}, _LAYOUT)).hlo()
+    hlo = target.compile(lower("product", lambda i: {"Y": function(i)}, specs, {"Y": "BD"}, _LAYOUT)).hlo()
     module = Module(hlo, _LAYOUT.mesh.size)
     generation = GENERATIONS[target.generation]
-    links, found = Torus(generation, target.chips), find_collectives(module)
+    links, found = links_of(target), find_collectives(module)
     cycles = sum(instruction.cycles * times for instruction, times in module.runs())
     sent = sum(c.times * c.seconds(links) for c in found)
     return [(c.kind, c.bytes * c.times) for c in found], cycles / (generation.clock or np.nan), sent
@@ -75,7 +75,7 @@ def main(arguments: list[str]):
     """Prints a row for each plan."""
     app.no_arguments(arguments[1:])
     sizes = _sizes()
-    print("| reductions | collectives of a core | products ms | collectives ms | together ms |\n|---|---|---|---|---|")
+    print("| reductions | collectives of a core | matmuls ms | collectives ms | together ms |\n|---|---|---|---|---|")
     for name in PLANS:
         try:
             found, products, sent = measure(name, sizes)

@@ -91,7 +91,8 @@ def main(arguments: list[str]):
     results = read(output, settings) if output.exists() else []
     output.parent.mkdir(parents=True, exist_ok=True)
     output_files.check_path("--output", str(output))
-    with progress.bar("compiling random layouts", _VALUES.count, "layouts") as advance:
+    done = sum(result["fits"] for result in results)
+    with progress.bar("compiling random layouts", _VALUES.count, "layouts", done) as advance:
         for number, candidate in enumerate(choose(config, devices, _VALUES.seed)):
             if sum(result["fits"] for result in results) >= _VALUES.count:
                 break

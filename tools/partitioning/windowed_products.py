@@ -15,7 +15,7 @@ from collections.abc import Callable
 from absl import flags
 
 from lingvo_moe.analysis.collectives import Collective, find_collectives
-from lingvo_moe.analysis.hardware import GENERATIONS, Torus
+from lingvo_moe.analysis.hardware import GENERATIONS, links_of
 from lingvo_moe.analysis.hlo import Module
 from lingvo_moe.cli import app
 from lingvo_moe.engines.topology import Compiled, Slice, v3_slice
@@ -144,13 +144,13 @@ def measure(product: Product, form: str, gradients: bool) -> Figures:
         specs["dy"] = Spec(tuple(size[axis] for axis in y), "bfloat16", y)
     program = lower("product", backward if gradients else forward, specs, outputs, layout)
     target = Slice.of(v3_slice(layout.mesh.size))
-    return _figures(target, target.load(dataclasses.replace(program, windowed_einsum_mib=threshold)))
+    return _figures(target, target.compile(dataclasses.replace(program, windowed_einsum_mib=threshold)))
 
 
 def _figures(target: Slice, compiled: Compiled) -> Figures:
     module = Module(compiled.hlo(), len(target.devices))
     generation = GENERATIONS[target.generation]
-    links, found = Torus(generation, target.chips), find_collectives(module)
+    links, found = links_of(target), find_collectives(module)
     clock = generation.clock or float("nan")
     seconds = [c.seconds(links) for c in found]
     return Figures(
@@ -182,7 +182,7 @@ def main(arguments: list[str]):
                 f"--products={','.join(_VALUES.products)}: no product {name!r}.{did_you_mean(name, PRODUCTS)} Known: "
                 f"{', '.join(PRODUCTS)}."
             )
-    print("| product | form | temporaries MiB | collectives of a core | compute ms | collectives ms | hidden ms | ms |")
+    print("| matmul | form | temporaries MiB | collectives of a core | compute ms | collectives ms | hidden ms | ms |")
     print("|---|---|---|---|---|---|---|---|")
     for name in _VALUES.products or PRODUCTS:
         for form in FORMS:

@@ -55,9 +55,9 @@ class _Kernel(WindowedLayer):
         """Raises UserError for windows that XLA's partitioner cannot compile where each device has one window.
 
         The images are `large` (a convolution's input), and each window of them is one element of `small`. To compute
-        `large` from `small`, as a transposed convolution and the gradient of a convolution by its input do, XLA inserts
-        zeros between the elements of `small`. Where a device has one of these and needs others than its neighbours',
-        it ends the process, or returns an error of its own.
+        `large` from `small`, as a transposed convolution and the gradient of a convolution with respect to its input
+        do, XLA inserts zeros between the elements of `small`. Where a device has one of these and needs others than its
+        neighbours', it ends the process, or returns an error of its own.
         """
         for axis, size, windows, extent, stride in zip("XYZ", large, small, self.extent, self.strides):
             devices = context.layout.num_shards(self.axes, axis)
@@ -139,7 +139,9 @@ class Convolution(_Kernel):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransposedConvolution(_Kernel):
-    """The transpose of a convolution by its input: each input adds a multiple of the kernel to a window of the output.
+    """The gradient of a convolution with respect to its input.
+
+    Each input adds a multiple of the kernel to a window of the output.
 
     With `SAME` an output has `stride` times the elements of the input. With `VALID` it has all elements that a window
     reaches; explicit padding is cut off from these.

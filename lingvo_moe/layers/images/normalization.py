@@ -27,13 +27,13 @@ class InstanceNorm(Layer):
     def weights(self) -> dict:
         """See `Layer.weights`."""
         return {
-            "scale": Weight((self.channels,), "o", mean=1.0, wide=True),
-            "bias": Weight((self.channels,), "o", wide=True),
+            "scale": Weight((self.channels,), "o", mean=1.0, keep_float32=True),
+            "bias": Weight((self.channels,), "o", keep_float32=True),
         }
 
     def __call__(self, theta: dict, inputs: tf.Tensor, context: Context) -> tf.Tensor:
         """`[B, ..., I]` to the same shape, of the dtype of activations."""
-        wide, dimensions = tf.cast(inputs, tf.float32), range(1, inputs.shape.rank - 1)
-        centred = wide - tf.reduce_mean(wide, axis=dimensions, keepdims=True)
+        inputs32, dimensions = tf.cast(inputs, tf.float32), range(1, inputs.shape.rank - 1)
+        centred = inputs32 - tf.reduce_mean(inputs32, axis=dimensions, keepdims=True)
         variance = tf.reduce_mean(tf.square(centred), axis=dimensions, keepdims=True)
         return context.cast(centred * tf.math.rsqrt(variance + self.epsilon) * theta["scale"] + theta["bias"])

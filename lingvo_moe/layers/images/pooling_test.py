@@ -110,5 +110,5 @@ def test_tpu_cores_exchange_halos_alone():
     convolution one. The gradient of the second one's output is a constant here, of which every core has all.
     """
     program = spatial.lowered(Downwards(), (1, 64, 8, 8, 4), devices=8)
-    found = harness.collectives(Slice.of("v3:2x2x1").load(program))
+    found = harness.collectives(Slice.of("v3:2x2x1").compile(program))
     assert found == {"collective-permute": 5, "all-reduce": 1}

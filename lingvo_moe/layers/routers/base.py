@@ -21,7 +21,7 @@ from lingvo_moe.extensions import Registry
 from lingvo_moe.lazy import tf
 from lingvo_moe.ops.context import Context
 from lingvo_moe.ops.routing import Routing
-from lingvo_moe.ops.top_k import largest
+from lingvo_moe.ops.top_k import max_with_index
 from lingvo_moe.utils import extension_choice
 
 
@@ -138,7 +138,7 @@ def largest_gates(gates: tf.Tensor, count: int, context: Context) -> tuple[list[
     """
     num_experts, experts, masks, left = gates.shape[-1], [], [], gates
     for _ in range(count):
-        _, expert = largest(left)
+        _, expert = max_with_index(left)
         mask = tf.equal(expert[..., None], tf.range(num_experts))
         experts, masks, left = [*experts, expert], [*masks, mask], tf.where(mask, -1.0, left)
     chosen = tf.stack([tf.reduce_sum(tf.where(mask, gates, 0.0), axis=-1) for mask in masks], axis=-1)

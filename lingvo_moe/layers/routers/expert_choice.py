@@ -24,8 +24,8 @@ class ExpertChoice(Router):
     """Each expert takes the C tokens of a group with its largest gates.
 
     The load is balanced and needs no auxiliary loss.
-    A token may be taken by any number of experts, also by none: `overflow` is the share of such dropped tokens. The
-    weight is the gate, not normalised (the paper's G).
+    A token may be taken by several experts or by none; `overflow` is the share of tokens that none takes. The weight is
+    the gate, not normalised (the paper's G).
 
     Not causal: a token competes for its experts with the later tokens of its sequence, and with the other sequences of
     its group. A decoder would see the future in training and could not do so in decoding, so decoders refuse this
