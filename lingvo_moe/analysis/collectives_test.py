@@ -187,7 +187,6 @@ def _lowered(name: str, platform: str) -> Program:
         ("dense_lm.Small", "v6e:2x4"),
         ("dense_lm.Small", "tpu7x:2x2x1"),
         ("dense_lm.Small", "a100:1x8"),
-        ("dense_lm.Small", "h200:1x8"),
         ("dense_lm.Small", "b200:1x8"),
     ],
 )

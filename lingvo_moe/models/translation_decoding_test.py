@@ -120,23 +120,33 @@ def test_decoding_one_token_at_a_time_equals_teacher_forcing(
     assert precision == "default" or np.abs(found - expected).max() > TOLERANCE, "nothing was rounded"
 
 
-@pytest.mark.parametrize("model", [MODEL, dataclasses.replace(TIED, biases=True)], ids=["plain", "tied and biased"])
-def test_large_weights_are_transposed_once_for_a_cpu(model, monkeypatch):
-    """All that a step multiplies by; hypotheses and scores stay the same, for a stack in a loop, too."""
-    model = dataclasses.replace(model, unroll=False)
+@pytest.mark.parametrize("model", [MODEL, TIED], ids=["plain", "tied"])
+@pytest.mark.parametrize("large", [10**9, 1])
+def test_large_weights_are_transposed_once_for_a_cpu(model, large, monkeypatch):
+    """All that a step multiplies by.
+
+    Of each of the decoder's layers 4 and 2 matrices of attention, of every other one two more; and the softmax, unless
+    it is tied: the table is its transposed projection.
+    """
+    monkeypatch.setattr("lingvo_moe.ops.projection.LARGE", large)
+    steps, decoder = (
+        Steps(dataclasses.replace(model, unroll=False), Adafactor(), Layout(), "cpu"),
+        model.num_layers // 2,
+    )
+    paths = [path for path in tree.flatten(steps.prepared_specs()) if path.endswith("/transposed")]
+    assert len(paths) == (decoder * 6 + decoder // 2 * 2 + (not model.tied_embeddings) if large == 1 else 0)
+
+
+def test_transposed_weights_find_the_same(monkeypatch):
+    """Hypotheses and scores, for a stack in a loop, too; with biases and a tied table, which is not transposed."""
+    model = dataclasses.replace(TIED, biases=True, unroll=False)
     specs = {field: Spec((BATCH, LENGTH), "int32", "BS") for field in ("ids", "segment_ids", "positions")}
     source, search = copying(0)["source"], BeamSearch(beam_size=3, max_length=6)
 
     def searched(large: int) -> dict[str, np.ndarray]:
         monkeypatch.setattr("lingvo_moe.ops.projection.LARGE", large)
-        steps = Steps(model, Adafactor(), Layout(), "cpu")
-        decoding = Engine(1, "cpu").decoding(steps, specs, search)
+        decoding = Engine(1, "cpu").decoding(Steps(model, Adafactor(), Layout(), "cpu"), specs, search)
         decoding.load(theta(model))
-        paths = [path for path in tree.flatten(steps.prepared_specs()) if path.endswith("/transposed")]
-        # Of each of the decoder's layers 4 and 2 matrices of attention, of every other one two more; and the softmax,
-        # unless it is tied: the table is its transposed projection.
-        decoder = model.num_layers // 2
-        assert len(paths) == (decoder * 6 + decoder // 2 * 2 + (not model.tied_embeddings) if large == 1 else 0)
         return {name: np.asarray(value) for name, value in decoding.decode(source).items()}
 
     plain, prepared = searched(10**9), searched(1)
