@@ -140,8 +140,10 @@ def test_decoding_of_a_language_model_has_a_plan(monkeypatch):
 
     Where a step read its cache after the write, XLA copied each layer's part, 16 MiB of keys here.
     """
-    compiled, load = [], Slice.load
-    monkeypatch.setattr(Slice, "load", lambda target, program: compiled.append(load(target, program)) or compiled[-1])
+    compiled, compile_program = [], Slice.compile
+    monkeypatch.setattr(
+        Slice, "compile", lambda target, program: compiled.append(compile_program(target, program)) or compiled[-1]
+    )
     sizes = ["model.model_dim=1024", "model.hidden_dim=1024", "model.num_heads=8", "model.target_vocabulary=512"]
     settings = [*sizes, "model.num_layers=8", "input.target_length=320"]
     config = experiment.get("dense_lm.Dense64BMesh8x16", settings, DeviceMesh((1, 8)))
@@ -232,14 +234,14 @@ def test_a_plan_for_gpus_has_the_collectives_of_the_module():
 
 def test_bubbles_of_a_pipeline_are_the_schedules_share_of_its_iterations(monkeypatch):
     """(L - 1) / (M + L - 1) of the cycles in the loop of iterations, which the compiled module runs M + L - 1 times."""
-    load, modules = Slice.load, []
+    compile_program, modules = Slice.compile, []
 
     def remember(self, program):
-        compiled = load(self, program)
+        compiled = compile_program(self, program)
         modules.append(Module(compiled.hlo(), 8))
         return compiled
 
-    monkeypatch.setattr(Slice, "load", remember)
+    monkeypatch.setattr(Slice, "compile", remember)
     stages, microbatches = 2, 4
     changes = ["layout=pipeline_gshard", "model.pipeline=gpipe", f"model.stages={stages}", "model.remat=full"]
     changes += [f"model.microbatches={microbatches}", _WITHOUT_DROPOUT]

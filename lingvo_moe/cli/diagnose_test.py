@@ -32,7 +32,7 @@ def logdir(data, tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(autouse=True)
 def nothing_is_compiled(monkeypatch):
-    monkeypatch.setattr(pjrt.Engine, "load", tiny.Uncompiled.load)
+    monkeypatch.setattr(pjrt.Engine, "compile", tiny.Uncompiled.compile)
 
 
 def a_batch(data: tiny.Data, directory: pathlib.Path, model: str = tiny.MODEL, rows: int = 4) -> str:

@@ -297,10 +297,10 @@ def test_a_loop_of_steps_is_the_steps(mesh):
     loop = train_loop(steps.train_function(ONE_LAYER_BATCH), steps.state_specs(), ONE_LAYER_BATCH, steps.layout)
     logical_axes = {f"state/{path}": spec.logical_axes for path, spec in tree.flatten(steps.state_specs()).items()}
     in_one = harness.run(loop, {"state": state, "batches": stacked}, steps.layout, logical_axes)
-    unstack_experts, executable = {"state": state}, engine.compile(steps.train(ONE_LAYER_BATCH))
+    step_by_step, executable = {"state": state}, engine.compile(steps.train(ONE_LAYER_BATCH))
     for batch in batches:
-        unstack_experts = executable({"state": unstack_experts["state"], "batch": batch})
-    for path, value in harness.arrays(unstack_experts).items():
+        step_by_step = executable({"state": step_by_step["state"], "batch": batch})
+    for path, value in harness.arrays(step_by_step).items():
         np.testing.assert_allclose(in_one[path], value, rtol=TRAINED_TOLERANCE, atol=TRAINED_TOLERANCE, err_msg=path)
     assert in_one["state/step"] == 3
 

@@ -78,7 +78,7 @@ def test_a_tpu_without_a_clock_is_refused():
 )
 def test_mistakes_are_reported_before_compiling(arguments, message, monkeypatch, capsys):
     """With remedies that the tool has: its mesh is set by --set alone."""
-    monkeypatch.setattr(Slice, "load", None)
+    monkeypatch.setattr(Slice, "compile", None)
     arguments = ["kernel_times", "--model=m4.MoE128E12L", *arguments]
     assert app.execute(kernel_times.main, arguments, kernel_times._VALUES) == 2
     assert message in capsys.readouterr().err
