@@ -20,6 +20,7 @@ from lingvo_moe.models.transformer import Transformer
 from lingvo_moe.models.translation import Translation
 from lingvo_moe.sharding.layout import DeviceMesh, Layout
 from lingvo_moe.testing import harness
+from lingvo_moe.testing.plans import stride
 
 pytestmark = pytest.mark.slow
 
@@ -111,7 +112,7 @@ def test_stages_gather_no_more_than_the_model_without_a_pipeline():
         module = Module(compiled("language_model", sharded, **changes).hlo(), sharded.mesh.size)
         found = [collective for collective in find_collectives(module) if "_iterations/" in collective.op_name]
         gathers, all_to_alls = (
-            [(collective.bytes, collective.stride) for collective in found if collective.kind == kind]
+            [(collective.bytes, stride(collective)) for collective in found if collective.kind == kind]
             for kind in ("all-gather", "all-to-all")
         )
         return gathers, all_to_alls
@@ -119,9 +120,9 @@ def test_stages_gather_no_more_than_the_model_without_a_pipeline():
     # On 2x2x2 the numbers of devices of neighbouring stages are 4 apart, those of neighbouring experts 2.
     gathers, all_to_alls = in_the_loop("2x2x2", "pipeline_gspmd", pipeline="gpipe", stages=2)
     plain_gathers, plain_all_to_alls = in_the_loop("2x2", "gspmd")
-    assert gathers and all(stride < 4 for _, stride in gathers)
+    assert gathers and all(spacing < 4 for _, spacing in gathers)
     assert sum(size for size, _ in gathers) <= sum(size for size, _ in plain_gathers)
-    assert len(all_to_alls) == 6 and {stride for _, stride in all_to_alls} == {2}
+    assert len(all_to_alls) == 6 and {spacing for _, spacing in all_to_alls} == {2}
     assert all_to_alls == plain_all_to_alls
 
 

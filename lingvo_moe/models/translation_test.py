@@ -186,7 +186,7 @@ def test_a_model_with_relative_positions_has_no_others():
         ({"relative_buckets": 2}, "relative_buckets is 2; expected an even number from 4 on"),
         ({"relative_buckets": 7}, "relative_buckets is 7; expected an even number from 4 on"),
         ({"relative_buckets": 2048}, "relative_buckets is 2048; expected at least 0 and at most 1,024"),
-        ({"relative_distance": 4}, "relative_distance is 4, but half of model.relative_buckets=8 .* more than 4"),
+        ({"relative_distance": 4}, "relative_distance is 4; expected more than 4: half of the 8 buckets"),
         ({"relative_distance": 0}, "relative_distance is 0; expected at least 1"),
         ({"position_offset": 2}, "position_offset is 2, but with model.relative_buckets=8 there are no sinusoids"),
         ({"wavelengths": "paper"}, "wavelengths is paper, but with model.relative_buckets=8 there are no sinusoids"),
