@@ -32,11 +32,12 @@ format: setup  ## rewrite the sources: import order, fixable lint, format
 	.venv/bin/ruff format
 
 # TensorFlow and compilers never return some of their memory: in 26 parts, each in a process of its own, one takes 1 to
-# 3.8 GB. The first are the files of large_memory in pytest.ini. Two workers pull parts from the queue and print their output;
-# the parts with high numbers take longest as measured and come first, so that no worker is left alone for long.
-pytest: setup  ## all tests, two parts at a time
+# 3.8 GB. The first are the files of large_memory in pytest.ini. Three workers, as tests also wait for processes and the disk,
+# pull parts from the queue and print their output; the parts with high numbers take longest as measured and come first, so
+# that no worker is left alone for long.
+pytest: setup  ## all tests, three parts at a time
 	@directory=$$(mktemp -d); trap 'rm -rf "$$directory"' EXIT; export LINGVO_MOE_TEST_CACHE=$$directory/cache; \
-	seq 26 -1 1 | xargs -P2 -I{} sh -c 'LD_PRELOAD=$(JEMALLOC) .venv/bin/python -m pytest --quiet --part={}/26 > '$$directory'/{}.log 2>&1; \
+	seq 26 -1 1 | xargs -P3 -I{} sh -c 'LD_PRELOAD=$(JEMALLOC) .venv/bin/python -m pytest --quiet --part={}/26 > '$$directory'/{}.log 2>&1; \
 	    status=$$?; cat '$$directory'/{}.log; exit $$status'
 
 # pytest has run the tests. Bazel checks that the BUILD files declare every import: it runs the small tests again, each
