@@ -10,7 +10,14 @@ from typing import NamedTuple
 
 from lingvo_moe.data.corpora.cleaning import tidy
 from lingvo_moe.data.tokenizer import Tokenizer
-from lingvo_moe.inference.lines import bold_marks, compatibility_characters, dates, positional_formats, written_letters
+from lingvo_moe.inference.lines import (
+    bold_marks,
+    compatibility_characters,
+    dates,
+    field_lists,
+    positional_formats,
+    written_letters,
+)
 from lingvo_moe.inference.lines.accelerators import without_accelerator
 from lingvo_moe.inference.lines.capitals import lower_cases
 from lingvo_moe.inference.lines.english import is_english
@@ -179,7 +186,7 @@ class LineReader:
     def _read_again(self, text: str, best: Translation) -> list[Reading]:
         """Returns other ways to read a text whose best translation is not intact, or doubtful."""
         if not best.is_intact:
-            return self._shortened(text)
+            return self._shortened(text) + self._fields(text)
         if best.confidence < self._reread_below:
             return self._variants(text)
         return []
@@ -196,6 +203,12 @@ class LineReader:
             in_english(each[0]) if each.lastgroup == "number" and self._into_english else each[0] for each in needed
         )
         return self._readings(Shortened(shorten(text, needed).text, originals))
+
+    def _fields(self, text: str) -> list[Reading]:
+        """Returns the way to read a list field by field; none of another text, or where a field is too long."""
+        listed = field_lists.fields(text)
+        fit = listed and all(self._count_tokens(field) <= self._limit for field in listed)
+        return [Reading(listed, separator=field_lists.SEPARATOR)] if fit else []
 
     def _numbered(self, text: str) -> list[Reading]:
         """Returns ways to read a text with numbers in the formats of values in turn."""

@@ -411,3 +411,15 @@ def test_a_repetitive_translation_is_not_taken():
         translations = [("green", 0.4, 2), ("of of", 0.9, repeated)]
         plain, loop = (Translation(text, -1.0, (((1,), (7,) * n),), sure) for text, sure, n in translations)
         assert [each.text for each in line.translations({"neerg": [plain], "neerg.": [loop]})] == [expected]
+
+
+def test_a_list_that_loses_a_field_is_read_field_by_field():
+    """One that keeps all of them is read whole, which the model does better."""
+    (line,) = LineReader(_Tokenizer(b""), 12).lines(["neerg;der;eulb"])
+    lost = {"neerg;der;eulb": [Translation("green;blue", -1.0, confidence=0.9)]}
+    fields = {"neerg": "green", "der": "red", "eulb": "blue"}
+    known = lost | {field: [Translation(text, -2.0, confidence=0.5)] for field, text in fields.items()}
+    assert line.inputs == ["neerg;der;eulb"] and line.inputs_read_again(lost) == list(fields)
+    assert line.translations(known) == [Translation("green;red;blue", -2.0, confidence=0.5)]
+    kept = known | {"neerg;der;eulb": [Translation("green;red;blue", -1.0, confidence=0.9)]}
+    assert line.translations(kept)[0].confidence == 0.9

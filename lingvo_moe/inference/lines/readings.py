@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from lingvo_moe.inference.lines.capitals import upper_case
+from lingvo_moe.inference.lines.field_lists import loses_a_field
 from lingvo_moe.inference.lines.kept_text import breaks_a_pair, count_required, has_words, with_english_numbers
 from lingvo_moe.inference.lines.positional_formats import formats, has_more_numbers, number_as
 from lingvo_moe.inference.lines.short_addresses import is_unambiguous, restore, short_numbers
@@ -33,6 +34,7 @@ class Reading(NamedTuple):
       undo: changes a translation of the inputs to one of the text, see `variants`.
       wanted: what such a translation has to have, see `count_required`; None where it is what each input has.
       is_numbered: whether the inputs number formats that the text has without numbers, see `positional_formats`.
+      separator: what is between the inputs.
     """
 
     inputs: list[str]
@@ -41,6 +43,7 @@ class Reading(NamedTuple):
     undo: Callable[[str], str] = str
     wanted: Mapping[str, int] | None = None
     is_numbered: bool = False
+    separator: str = " "
 
     @property
     def is_unambiguous(self) -> bool:
@@ -50,11 +53,11 @@ class Reading(NamedTuple):
     def translations(self, known: Mapping[str, list[Translation]]) -> list[Translation]:
         """Returns the translations of the text, intact ones first, else best first."""
         checked = {text: self._intact_first(known[text], text) for text in dict.fromkeys(self.inputs)}
-        joined = join([checked[text] for text in self.inputs])
+        joined = join([checked[text] for text in self.inputs], self.separator.join)
         found = [dataclasses.replace(each, text=self.undo(each.text), is_cut=self.is_cut) for each in joined]
         if self.wanted is None:
             return found
-        text = " ".join(self.inputs)
+        text = self.separator.join(self.inputs)
         return [dataclasses.replace(each, is_intact=_is_intact(each.text, self.wanted, text)) for each in found]
 
     def _intact_first(self, translations: Sequence[Translation], text: str) -> list[Translation]:
@@ -83,9 +86,9 @@ class Reading(NamedTuple):
 def _is_intact(translation: str, wanted: Mapping[str, int], text: str) -> bool:
     """Returns whether a translation of a text has what is wanted, in the order that programs need, and words if needed.
 
-    It must break no pair of quotes or the like, either.
+    It must lose no field of a list and break no pair of quotes or the like, either.
     """
-    if count_required(translation) != wanted or breaks_a_pair(text, translation):
+    if count_required(translation) != wanted or breaks_a_pair(text, translation) or loses_a_field(text, translation):
         return False
     if formats(number_as(text, translation)) not in (formats(text), []):
         return False
