@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from lingvo_moe.inference.lines import (
     dates,
     field_lists,
     positional_formats,
+    single_digits,
     written_letters,
 )
 from lingvo_moe.inference.lines.accelerators import without_accelerator
@@ -196,11 +198,12 @@ class LineReader:
 
         There are none if these are addresses alone, and where a digit follows one: `<b>5 Dateien</b>`.
         """
-        needed = required(text)
+        needed = sorted([*required(text), *single_digits.find(text)], key=re.Match.start)
         if all(each.lastgroup == "address" for each in needed):
             return []
         originals = tuple(
-            in_english(each[0]) if each.lastgroup == "number" and self._into_english else each[0] for each in needed
+            each[0] if each.lastgroup not in ("number", None) or not self._into_english else in_english(each[0])
+            for each in needed
         )
         return self._readings(Shortened(shorten(text, needed).text, originals))
 

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from lingvo_moe.inference.lines import single_digits
 from lingvo_moe.inference.lines.capitals import upper_case
 from lingvo_moe.inference.lines.field_lists import loses_a_field
 from lingvo_moe.inference.lines.kept_text import breaks_a_pair, count_required, has_words, with_english_numbers
@@ -86,9 +87,11 @@ class Reading(NamedTuple):
 def _is_intact(translation: str, wanted: Mapping[str, int], text: str) -> bool:
     """Returns whether a translation of a text has what is wanted, in the order that programs need, and words if needed.
 
-    It must lose no field of a list and break no pair of quotes or the like, either.
+    It must lose no digit that stands alone, no field of a list, and break no pair of quotes or the like, either.
     """
-    if count_required(translation) != wanted or breaks_a_pair(text, translation) or loses_a_field(text, translation):
+    if count_required(translation) != wanted or single_digits.loses_one(text, translation):
+        return False
+    if breaks_a_pair(text, translation) or loses_a_field(text, translation):
         return False
     if formats(number_as(text, translation)) not in (formats(text), []):
         return False
