@@ -153,8 +153,9 @@ def required(text: str) -> list[re.Match]:
     """Finds what a translation has to have exactly as often: placeholders, addresses, tags of markup, codes, numbers.
 
     Entities are not among them, which stand for characters of a language (`&nbsp;:`); neither are names between angle
-    brackets that are translated (`<Datei>`), and numbers of one digit, see `single_digits`. Of percentages (`%50`, `100%ig`) the number is.
-    `%%` is a percent sign that a program formats; it would read the `%` of a translation as a placeholder.
+    brackets that are translated (`<Datei>`), and numbers of one digit, see `single_digits`. Of percentages (`%50`,
+    `100%ig`) the number is. `%%` is a percent sign that a program formats; it would read the `%` of a translation as a
+    placeholder.
 
     Returns:
       The matches, whose `lastgroup` is `tag`, `address`, `path`, `placeholder`, `code` or `number`.
