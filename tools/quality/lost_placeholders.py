@@ -17,6 +17,7 @@ from absl import flags
 
 from lingvo_moe.cli import app, command_flags, recorded, released, run_config, run_setup
 from lingvo_moe.data.corpora import corpus_builder, pocket
+from lingvo_moe.data.corpora.collected_pairs import collect_pairs
 from lingvo_moe.data.languages import check_selected
 from lingvo_moe.errors import UserError
 from lingvo_moe.inference.lines.kept_text import count_required, required
@@ -49,7 +50,7 @@ def main(arguments: list[str]):
     given = recorded.read(run_config.SearchConfig, FLAGS)
     selected = check_selected(FLAGS.languages, "--languages")
     found = corpus_builder.find_sources(FLAGS.preset, FLAGS.input, FLAGS.packages, selected)
-    pairs = corpus_builder.collect_pairs(found.sources, selected).pairs
+    pairs = collect_pairs(found.sources, selected).pairs
     lines = {kind: sorted({line for own in pairs.values() for line in choose(own, kind)}) for kind in KINDS.values()}
     if not any(lines.values()):
         raise UserError(

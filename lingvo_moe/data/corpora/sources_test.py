@@ -12,6 +12,7 @@ import pytest
 
 from lingvo_moe.data.corpora import corpus_builder, sources
 from lingvo_moe.data.corpora.catalogs import Entry
+from lingvo_moe.data.corpora.collected_pairs import collect_pairs
 from lingvo_moe.data.corpora.sources import EntrySource, SourceList, register_source
 from lingvo_moe.errors import UserError
 
@@ -187,7 +188,7 @@ def test_entries_of_every_source_are_checked():
     file = sources.CatalogFile("own.csv", 1, iter([("de", "a text", "ein Text")]))  # type: ignore[arg-type]
     source = types.SimpleNamespace(name="own", size=1, skipped_links=0, files=lambda: iter([file]))
     with pytest.raises(UserError, match="^source own.csv: an entry is a tuple; expected an Entry"):
-        corpus_builder.collect_pairs([source])
+        collect_pairs([source])
 
 
 def test_a_preset_with_other_parameters_is_not_registered():
