@@ -87,7 +87,7 @@ def test_a_catalog_becomes_a_catalog(trained, tmp_path, capsys):
     found[0].msgstr, found[0].flags = "corrected", []
     found.save()
     assert _run("translate", *trained, *flags, f"--output={tmp_path / 'en.po'}") == 0
-    assert "en.po exists: its translations of 1 entry are kept" in capsys.readouterr().err
+    assert "en.po exists: its translations of 2 entries are kept" in capsys.readouterr().err
     assert polib.pofile(str(tmp_path / "en.po"))[0].msgstr == "corrected"
     assert _run("translate", *trained, *flags[:1]) == 0 and capsys.readouterr().out.startswith("#\nmsgid")
     complete = [f"--input={tmp_path / 'complete.po'}"]

@@ -68,6 +68,12 @@ def read(path: str, output: str, language: str = "") -> Lines | PoCatalog:
     if pathlib.Path(path).suffix.lower() in _PO_SUFFIXES:
         earlier = pathlib.Path(output) if output != "-" and os.path.exists(output) else None
         catalog = PoCatalog(pathlib.Path(path), language, earlier)
+        if catalog.other_language:
+            _logger.warning(
+                "--input=%s has translations into %s, which are kept as they are, beside new ones.",
+                path,
+                catalog.other_language,
+            )
         if catalog.entries_kept:
             _logger.info(
                 "--output=%s exists: its translations of %s are kept. Delete it to translate these again.",

@@ -1,8 +1,8 @@
 """Gettext catalogs (.po, and templates, .pot) of a program, whose texts become English or another language.
 
-The msgid of an entry is translated, and its plural form, too. Entries that have a translation keep it, and those that
-have one in an earlier catalog get that, as `msgmerge` does it. The header of a catalog says which language its
-translations are in and which plural forms that has; for English it is rewritten.
+The msgid of an entry is translated, and its plural form, too. Entries that have a translation keep it, unless an
+earlier catalog has another one. The header of a catalog says which language its translations are in and which plural
+forms that has; for English it is rewritten.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import polib
 from lingvo_moe.data import languages
 from lingvo_moe.data.corpora import catalogs
 from lingvo_moe.data.tokenizer import is_english
-from lingvo_moe.errors import UserError
+from lingvo_moe.inference.earlier_catalog import FUZZY, EarlierCatalog, is_same_language, unmark
 
-_FUZZY = "fuzzy"
 _OF_ENCODING = {
     "MIME-Version": "1.0",
     "Content-Type": "text/plain; charset=UTF-8",
@@ -37,6 +36,8 @@ class PoCatalog:
       sentences: the texts, with escapes for line ends and the like, as lines of `translate` have them.
       line_numbers: where the entry of each begins, from 1.
       entries_kept: how many entries have the translation of the earlier catalog.
+      other_language: the language of the translations that the file itself has, by its header, if that is not the one
+        translated into; empty otherwise.
     """
 
     def __init__(self, path: Path, language: str = "", earlier: Path | None = None):
@@ -45,13 +46,17 @@ class PoCatalog:
         Args:
           path: the file.
           language: of the translations: `fr` or `fra_Latn`; empty for English.
-          earlier: a catalog whose translations of the same texts are kept, unless they are fuzzy.
+          earlier: a catalog whose translations are kept, see `EarlierCatalog`.
 
         Raises:
           UserError: it is no catalog, or the earlier one has translations into another language.
         """
         self._catalog, self._language = catalogs.open_po(path), language.strip("_").partition("_")[0]
-        self.entries_kept = self._keep(earlier) if earlier else 0
+        self._earlier, written = earlier, self._written_language
+        own = languages.normalize(self._catalog.metadata.get("Language", "")) or written
+        has_other = any(entry.translated() for entry in self._catalog) and not is_same_language(own, written)
+        self.other_language = own if has_other else ""
+        self.entries_kept = EarlierCatalog(earlier, written).keep(self._catalog) if earlier else 0
         # The entry of each sentence, and which of its plural forms, if it has these.
         self._places: list[tuple[polib.POEntry, int | None]] = []
         self.sentences: list[str] = []
@@ -67,18 +72,22 @@ class PoCatalog:
     def filled(self, translations: Sequence[str], doubtful: Collection[int]) -> str:
         """Returns the text of the catalog with the translation of each sentence.
 
+        What someone has reviewed in the earlier catalog meanwhile is kept, too.
+
         Args:
           translations: as many as `sentences`.
           doubtful: indices of those whose entries are marked as fuzzy: gettext does not use them until someone has read
             them and removed the mark.
+
+        Raises:
+          UserError: the earlier catalog cannot be read any more.
         """
         kept: dict[int, dict[int, str]] = {}  # by entry, the plural forms that it has already
         for entry, _ in self._places:
             forms = {} if entry.fuzzy else entry.msgstr_plural
             kept.setdefault(id(entry), {form: text for form, text in forms.items() if text})
-            entry.flags = [flag for flag in entry.flags if flag != _FUZZY]
             entry.msgstr_plural = {}
-            entry.previous_msgctxt = entry.previous_msgid = entry.previous_msgid_plural = None  # of a fuzzy one
+            unmark(entry)
         forms, are_known = self._complete_header()
         for index, ((entry, form), translation) in enumerate(zip(self._places, translations, strict=True)):
             text = polib.unescape(translation)
@@ -87,31 +96,30 @@ class PoCatalog:
             else:  # the last one, of the plural, stands for all further forms
                 entry.msgstr_plural |= dict.fromkeys(range(min(form, forms - 1), forms), text) | kept[id(entry)]
             needs_forms = form is not None and not (are_known and forms == _ENGLISH_FORMS)
-            if (index in doubtful or needs_forms) and _FUZZY not in entry.flags:
-                entry.flags.append(_FUZZY)
+            if (index in doubtful or needs_forms) and FUZZY not in entry.flags:
+                entry.flags.append(FUZZY)
+        if is_english(self._language):
+            self._check_english_forms()
+        if self._earlier and self._earlier.exists():
+            EarlierCatalog(self._earlier, self._written_language).keep(self._catalog)
         return str(self._catalog)
 
-    def _keep(self, path: Path) -> int:
-        """Gives entries without a translation that of an earlier catalog; returns how many got one."""
-        earlier = catalogs.open_po(path)
-        theirs = languages.normalize(earlier.metadata.get("Language", ""))
-        ours = "en" if is_english(self._language) else self._catalog.metadata.get("Language") or self._language
-        if theirs and theirs.partition("_")[0] != (languages.normalize(ours) or "").partition("_")[0]:
-            raise UserError(
-                f"{path} exists and has translations into {theirs}, not {ours}, which would be lost. Name another "
-                f"file, or delete it."
-            )
-        translated = {_key(entry): entry for entry in earlier if entry.translated()}
-        kept = 0
+    def _check_english_forms(self):
+        """Removes the plural forms that English lacks, and marks new entries whose two forms are equal as fuzzy.
+
+        A language without plural forms has one text for both, whose translation is that of one thing.
+        """
         for entry in self._catalog:
-            found = translated.get(_key(entry))
-            if found and not entry.obsolete and not entry.translated():
-                entry.msgstr, entry.msgstr_plural = found.msgstr, found.msgstr_plural
-                entry.tcomment = found.tcomment or entry.tcomment
-                entry.flags = [flag for flag in entry.flags if flag != _FUZZY]
-                entry.previous_msgctxt = entry.previous_msgid = entry.previous_msgid_plural = None
-                kept += 1
-        return kept
+            for form in [form for form in entry.msgstr_plural if form >= _ENGLISH_FORMS]:
+                del entry.msgstr_plural[form]
+        for entry, form in self._places:
+            if form and len(set(entry.msgstr_plural.values())) == 1 and FUZZY not in entry.flags:
+                entry.flags.append(FUZZY)
+
+    @property
+    def _written_language(self) -> str:
+        """The language of the catalog that is written."""
+        return "en" if is_english(self._language) else self._catalog.metadata.get("Language") or self._language
 
     def _complete_header(self) -> tuple[int, bool]:
         """Completes the header, of another language with what it lacks.
@@ -122,7 +130,8 @@ class PoCatalog:
         header = self._catalog.metadata
         self._catalog.metadata_is_fuzzy = False
         if is_english(self._language):
-            header.update(_ENGLISH)
+            own = {"Language": header["Language"]} if is_same_language(header.get("Language", ""), "en") else {}
+            header.update(_ENGLISH | own)
             return _ENGLISH_FORMS, True
         header.update(_OF_ENCODING)
         header["Language"] = header.get("Language") or self._language
@@ -130,8 +139,3 @@ class PoCatalog:
         if not found:  # none, or the words that xgettext writes into a template
             header[_FORMS] = _ENGLISH[_FORMS]
         return (int(found[1]), True) if found else (_ENGLISH_FORMS, False)
-
-
-def _key(entry: polib.POEntry) -> tuple[str | None, str, str]:
-    """Returns what an entry translates."""
-    return entry.msgctxt, entry.msgid, entry.msgid_plural

@@ -114,17 +114,60 @@ def test_a_template_is_of_the_language_of_its_translations(tmp_path, header):
 
 
 def test_translations_of_an_earlier_catalog_are_kept(tmp_path):
-    """Someone has corrected them; fuzzy ones, and those of another context, are made again."""
+    """Someone has corrected them; fuzzy ones, and those of another context, are made again.
+
+    What the input itself has is replaced; entries that it lacks become obsolete ones, as those with another context.
+    """
     made = _TEXT.replace("ISO-8859-1", "UTF-8")
     reviewed = polib.pofile(_catalog(tmp_path, made).filled(["%d file", "%d files", "Close", "Yes"], {3}))
     reviewed.find("Schließen").msgstr = "Close it"
     reviewed.find("Schließen").tcomment = "so says the style guide"
     reviewed.find("%d Datei\n").msgctxt = "window"
+    reviewed.find("Beenden").msgstr = "Quit"
+    reviewed.metadata |= {"Last-Translator": "Ann", "Language": "en_GB", "Project-Id-Version": "old"}
     reviewed.save(str(tmp_path / "en.po"))
     catalog = PoCatalog(tmp_path / "de.po", earlier=tmp_path / "en.po")
-    assert catalog.entries_kept == 1 and catalog.sentences == [r"%d Datei\n", r"%d Dateien\n", r"„Ja“ \"%s\"\tC:\\neu"]
-    kept = polib.pofile(catalog.filled(["%d file", "%d files", "Yes"], ())).find("Schließen")
+    assert catalog.entries_kept == 2 and catalog.sentences == [r"%d Datei\n", r"%d Dateien\n", r"„Ja“ \"%s\"\tC:\\neu"]
+    reviewed.find('„Ja“ "%s"\tC:\\neu').flags.clear()  # while the command runs
+    reviewed.save(str(tmp_path / "en.po"))
+    written = polib.pofile(catalog.filled(["%d file", "%d files", "Oh yes"], ()))
+    kept = written.find("Schließen")
     assert kept.msgstr == "Close it" and kept.tcomment == "so says the style guide" and not kept.flags
+    assert written.find("Beenden").msgstr == "Quit" and written.find('„Ja“ "%s"\tC:\\neu').msgstr == "Yes"
+    assert written.metadata["Last-Translator"] == "Ann" and written.metadata["Language"] == "en_GB"
+    assert written.metadata["Project-Id-Version"] == "brew 1.0"
+    assert {entry.msgid for entry in written.obsolete_entries()} == {"Alt", "%d Datei\n"}
+    again = PoCatalog(tmp_path / "de.po", earlier=tmp_path / "en.po").filled(["%d file", "%d files"], ())
+    (tmp_path / "en.po").write_text(again, encoding="utf-8")
+    assert PoCatalog(tmp_path / "de.po", earlier=tmp_path / "en.po").filled([], ()) == again
+
+
+def test_an_obsolete_translation_is_used_again(tmp_path):
+    """Its text was removed, and is there again; half a plural is kept, too."""
+    (tmp_path / "en.po").write_text(
+        '#~ msgid "Ja"\n#~ msgstr "Yes"\n\nmsgid "%d Tag"\nmsgid_plural "%d Tage"\nmsgstr[0] "One day"\nmsgstr[1] ""\n'
+    )
+    (tmp_path / "de.po").write_text(
+        'msgid "Ja"\nmsgstr ""\n\nmsgid "%d Tag"\nmsgid_plural "%d Tage"\nmsgstr[0] ""\nmsgstr[1] ""\n'
+    )
+    catalog = PoCatalog(tmp_path / "de.po", earlier=tmp_path / "en.po")
+    assert catalog.entries_kept == 1 and catalog.sentences == ["%d Tag", "%d Tage"]
+    written = polib.pofile(catalog.filled(["%d day", "%d days"], ()))
+    assert written.find("Ja").msgstr == "Yes" and written.find("%d Tag").msgstr_plural == {0: "One day", 1: "%d days"}
+
+
+@pytest.mark.parametrize(("forms", "is_fuzzy"), [(["%d day", "%d day"], True), (["%d day", "%d days"], False)])
+def test_equal_forms_of_a_plural_are_fuzzy(tmp_path, forms, is_fuzzy):
+    """Japanese has one text for both, whose translation is that of one thing."""
+    text = 'msgid "%d 日"\nmsgid_plural "%d 日"\nmsgstr[0] ""\n'
+    (entry,) = polib.pofile(_catalog(tmp_path, text).filled(forms, ()))
+    assert entry.fuzzy == is_fuzzy
+
+
+@pytest.mark.parametrize(("language", "expected"), [("de", "de"), ("en_GB", ""), ("", "")])
+def test_translations_of_the_input_into_another_language_are_named(tmp_path, language, expected):
+    text = f'msgid ""\nmsgstr "Language: {language}\\n"\n\nmsgid "File"\nmsgstr "Datei"\n'
+    assert _catalog(tmp_path, text).other_language == expected
 
 
 def test_translations_into_another_language_are_not_replaced(tmp_path):

@@ -33,11 +33,13 @@ def check_path(flag: str, path: str | None, is_text: bool = True):
     # Replacing a device such as /dev/null by a file would break the machine.
     if os.path.exists(path) and not os.path.isfile(path):
         raise UserError(f"{flag}={path} is not a file but a device or a pipe; expected the name of a file.")
+    if os.path.exists(path) and not os.access(path, os.W_OK):
+        raise UserError(f"{flag}={path} is read-only; name another file, or make this one writable.")
     directory = os.path.dirname(path) or "."
     if not os.path.isdir(directory):
         raise UserError(f"{flag}={path}: there is no directory {directory}; create it first.")
     try:
-        with _partial(path) as partial:
+        with _partial(os.path.realpath(path)) as partial:
             partial.touch()
     except OSError as error:
         raise UserError(f"{flag}={path} cannot be written to ({error.strerror}); name another file.") from None
@@ -102,22 +104,24 @@ def atomic_writer(path: str) -> Iterator[TextIO]:
 def atomic_path(path: str | pathlib.Path, sync: bool = False) -> Iterator[pathlib.Path]:
     """Yields the path of a file to write, which replaces `path` when the context ends without an error.
 
-    It has the permissions of any new file; a library may write it with its own (safetensors: for its owner alone). An
+    Of a symbolic link it replaces the target. It has the permissions of the file that it replaces, or of any new file;
+    a library may write it with its own (safetensors: for its owner alone). An
     OSError of a write, such as that of a full disk, names `path`.
 
     Args:
       path: of the file.
       sync: whether the file is on disk before it replaces `path`, so that a loss of power leaves one of the two.
     """
-    with _partial(path) as partial, named_errors(path):
+    target = os.path.realpath(path)
+    with _partial(target) as partial, named_errors(path):
         partial.touch()
-        mode = partial.stat().st_mode
+        mode = os.stat(target if os.path.exists(target) else partial).st_mode
         yield partial
         partial.chmod(mode)
         if sync:
             with open(partial, "rb") as file:
                 os.fsync(file.fileno())
-        os.replace(partial, path)
+        os.replace(partial, target)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import stat
 
 import numpy as np
 import pytest
@@ -79,6 +80,19 @@ def test_file_is_replaced_completely_or_not_at_all(tmp_path, capsys):
     print("table", file=output_files.table_stream("-"))
     print("table", file=output_files.table_stream("file"))
     assert capsys.readouterr() == ("showntable\n", "table\n")
+
+
+def test_the_target_of_a_link_is_replaced_and_permissions_stay(tmp_path):
+    """As any program does that opens the file to write; a link may lead to a file that is not there yet."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere" / "file")
+    for text in ("first", "second"):
+        with output_files.atomic_writer(str(tmp_path / "link")) as file:
+            file.write(text)
+        assert (tmp_path / "link").is_symlink() and (tmp_path / "elsewhere" / "file").read_text() == text
+        (tmp_path / "elsewhere" / "file").chmod(0o600)
+    assert stat.S_IMODE((tmp_path / "link").stat().st_mode) == 0o600
+    assert os.listdir(tmp_path / "elsewhere") == ["file"]
 
 
 def test_an_error_of_a_write_names_the_file(tmp_path):
