@@ -1,4 +1,4 @@
-"""Lists of fields with semicolons between them: the keywords of a desktop entry, the header of a table.
+"""Lists of fields with semicolons or bars between them: the keywords of a desktop entry, the header of a table.
 
 A model that reads such a list as a whole drops some fields of many.
 """
@@ -6,19 +6,30 @@ A model that reads such a list as a whole drops some fields of many.
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
-# Without a space after a semicolon, and without what belongs to entities, code and markup.
-_IN_FIELD = r"[^;&()=<>{}%]"
-_LIST = re.compile(rf"{_IN_FIELD}+(?:;(?!\s){_IN_FIELD}+){{2,}}")
-SEPARATOR = ";"
+# Without a space after a separator, and without what belongs to entities, code and markup.
+_IN_FIELD = r"[^;|&()=<>{}%]"
+_LIST = re.compile(rf"{_IN_FIELD}+([;|])(?!\s){_IN_FIELD}+(?:\1(?!\s){_IN_FIELD}+)+")
 
 
-def fields(text: str) -> list[str]:
-    """Returns the fields of a list of three or more; of another text none."""
-    return text.split(SEPARATOR) if _LIST.fullmatch(text) else []
+class FieldList(NamedTuple):
+    """The fields of a list, and what is between them."""
+
+    fields: list[str]
+    separator: str
+
+
+def divide(text: str) -> FieldList | None:
+    """Returns the fields of a list of three or more; None of another text."""
+    found = _LIST.fullmatch(text)
+    return FieldList(text.split(found[1]), found[1]) if found else None
 
 
 def loses_a_field(text: str, translation: str) -> bool:
     """Returns whether a text is a list, and its translation has another number of fields, or an empty one."""
-    listed, translated = fields(text), translation.split(SEPARATOR)
-    return bool(listed) and (len(translated) != len(listed) or not all(map(str.strip, translated)))
+    listed = divide(text)
+    if listed is None:
+        return False
+    translated = translation.split(listed.separator)
+    return len(translated) != len(listed.fields) or not all(map(str.strip, translated))

@@ -11,6 +11,8 @@ from lingvo_moe.inference.lines import field_lists
     ("text", "expected"),
     [
         ("Name;Größe;Typ", ["Name", "Größe", "Typ"]),
+        ("Mo|Di|Mi", ["Mo", "Di", "Mi"]),
+        ("Mo|Di;Mi", []),
         ("Bild;Foto machen;jpg", ["Bild", "Foto machen", "jpg"]),
         ("Ja;Nein", []),
         ("Erst öffnen; dann lesen; dann schließen", []),
@@ -21,7 +23,8 @@ from lingvo_moe.inference.lines import field_lists
     ],
 )
 def test_fields_are_found(text, expected):
-    assert field_lists.fields(text) == expected
+    found = field_lists.divide(text)
+    assert (found.fields if found else []) == expected
 
 
 @pytest.mark.parametrize(
@@ -32,6 +35,7 @@ def test_fields_are_found(text, expected):
         ("Name;Größe;Typ", "Name;Size;Type;Kind", True),
         ("Name;Größe;Typ", "Name; ;Type", True),
         ("Ja;Nein", "Yes", False),
+        ("Mo|Di|Mi", "Mon|Tue|", True),
     ],
 )
 def test_lost_fields_are_found(text, translation, is_lost):

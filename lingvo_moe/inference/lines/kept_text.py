@@ -32,8 +32,8 @@ _ICU_ARGUMENT = (
 )
 # Fluent's `{ $name }`, `{ -brand-name }` and `{ NUMBER($n) }`; `{% if x %}` of Jinja and Django.
 _PLACEABLE = r"\{\s*(?:\$[\w-]+|-[a-z][\w-]*|[A-Z]+\([^{}()]*\))\s*\}|\{%[^{}]*%\}"
-# Go's `%[1]d` and Ruby's `%<name>s`.
-_INDEXED_FORMAT = r"%(?:\[\d+\]|<\w+>)[-+#0]*+\d*+(?:\.\d+)?[A-Za-z]"
+# Go's `%[1]d`, Ruby's `%<name>s` and Pascal's `%0:s`.
+_INDEXED_FORMAT = r"%(?:\[\d+\]|<\w+>|\d+:)[-+#0]*+\d*+(?:\.\d+)?[A-Za-z]"
 # Before those of corpora, where `$1` ends at the next space: in `$1に移動` the letters are no part of it.
 _VALUE = rf"{_ICU_ARGUMENT}|{_PLACEABLE}|{_INDEXED_FORMAT}|\$\d+|\$[A-Za-z_][A-Za-z0-9_]*|{PLACEHOLDER.pattern}"
 
@@ -73,6 +73,8 @@ _FILE = (
     rf"(?<![{LETTER}_.@+-])(?:[{LETTER}_]{{2}}[{LETTER}_+-]*(?:\.[{LETTER}_+-]+)*\.(?:{_EXTENSION})"
     rf"|{_WITHOUT_DIGIT}*+[0-9_][{LETTER}_+-]*+\.[a-z][a-z0-9]{{1,4}})(?::\d+)?(?![{LETTER}_]|\.[{LETTER}])"
 )
+# In capitals and digits with hyphens: `UTF-8`, `AB12-CD34`.
+_HYPHENATED = r"(?<![\w-])(?=[A-Z-]*\d)(?=[\d-]*[A-Z])[A-Z0-9]+(?:-[A-Z0-9]+)+(?!\w)"
 # In capitals, with a digit, or with more than one `_`: a single one may be the mark of an accelerator. And `__name__`;
 # one word of Markdown's bold text is required likewise, as the model writes `__` badly.
 _IDENTIFIER = (
@@ -80,7 +82,7 @@ _IDENTIFIER = (
     r"|__[A-Za-z0-9]+(?:_[A-Za-z0-9]+)*+__"
     rf"|[A-Za-z]+\d[A-Za-z0-9]*_[A-Za-z0-9]+|[A-Za-z]+_\d[A-Za-z0-9]*)(?![{LETTER}_])"
 )
-_OPTION = r"(?<![\w-])--[A-Za-z][A-Za-z0-9]*(?:-[A-Za-z0-9]+)*"  # of a command
+_OPTION = rf"(?<![\w-])--[{LETTER}]+(?:-[{LETTER}]+)*"  # of a command
 # Without identifiers, of which `accelerators` and `capitals` have rules of their own.
 KEPT = re.compile(
     "|".join(
@@ -140,7 +142,7 @@ _UNIT = (
 
 _REQUIRED = re.compile(
     rf"(?P<tag>{_TAG})|{ENTITY.pattern}|(?P<address>{ADDRESS.pattern})|(?P<path>{_PATH})|{_ESCAPE}"
-    rf"|(?P<placeholder>{_VARIABLE}|{_VALUE})|(?P<code>{_BACKTICKS}|{_COMMENT}|{_HEXADECIMAL}|{_FILE}|{_IDENTIFIER}|{_OPTION})"
+    rf"|(?P<placeholder>{_VARIABLE}|{_VALUE})|(?P<code>{_BACKTICKS}|{_COMMENT}|{_HEXADECIMAL}|{_FILE}|{_IDENTIFIER}|{_HYPHENATED}|{_OPTION})"
     rf"|(?P<number>{_SIGNED}|{_NUMBER})"
 )
 _WITHOUT_WORDS = re.compile(f"{ENTITY.pattern}|{_ESCAPE}|{_UNIT}")
@@ -191,13 +193,19 @@ def count_required(text: str) -> collections.Counter[str]:
 
 
 def breaks_a_pair(text: str, translation: str) -> bool:
-    """Returns whether a translation has an unpaired `"` and the text has none, or other numbers of braces or `**`.
+    """Returns whether a translation has an unpaired `"` and the text has none, or other numbers of braces and signs.
 
-    `"%s" fehlt` becomes `%s" is missing`; `{ LEN($x) } Dateien` becomes `LEN($x) } files`.
+    Those are `**`, `|` and `^`, and a `_` that the text does not have. `"%s" fehlt` becomes `%s" is missing`;
+    `{ LEN($x) } Dateien` becomes `LEN($x) } files`.
     """
     text = unicodedata.normalize("NFKC", text)  # as tokenizers read wide braces
     is_unpaired = text.count('"') % 2 == 0 and translation.count('"') % 2 == 1
-    return is_unpaired or any(text.count(mark) != translation.count(mark) for mark in ("{", "}", "**"))
+    is_code = "_" in translation and "_" not in text
+    return (
+        is_unpaired
+        or is_code
+        or any(text.count(mark) != translation.count(mark) for mark in ("{", "}", "**", "|", "^"))
+    )
 
 
 def in_english(text: str) -> str:

@@ -188,7 +188,8 @@ class LineReader:
     def _read_again(self, text: str, best: Translation) -> list[Reading]:
         """Returns other ways to read a text whose best translation is not intact, or doubtful."""
         if not best.is_intact:
-            return self._shortened(text) + self._fields(text)
+            again = self._shortened(text) + self._fields(text)
+            return again if again or count_required(text) else self._variants(text)
         if best.confidence < self._reread_below:
             return self._variants(text)
         return []
@@ -209,9 +210,10 @@ class LineReader:
 
     def _fields(self, text: str) -> list[Reading]:
         """Returns the way to read a list field by field; none of another text, or where a field is too long."""
-        listed = field_lists.fields(text)
-        fit = listed and all(self._count_tokens(field) <= self._limit for field in listed)
-        return [Reading(listed, separator=field_lists.SEPARATOR)] if fit else []
+        listed = field_lists.divide(text)
+        if listed is None or any(self._count_tokens(field) > self._limit for field in listed.fields):
+            return []
+        return [Reading(listed.fields, separator=listed.separator)]
 
     def _numbered(self, text: str) -> list[Reading]:
         """Returns ways to read a text with numbers in the formats of values in turn."""

@@ -301,10 +301,10 @@ def test_a_fallback_of_another_line_changes_nothing():
     assert [text.translations(known)[0].text for text in (one, other)] == ["lime %s", "green %d"]
 
 
-def test_lines_without_placeholders_have_no_fallback():
-    """Those with addresses alone are read with short ones anyway."""
-    texts = _texts("neerg", "neerg www.a.de", "<neerg> 5%")
-    assert [text.read_again(_LOST) for text in texts] == [[], [], []]
+def test_lines_without_placeholders_have_no_short_addresses():
+    """Those with addresses alone are read with short ones anyway; the others as if they were doubtful."""
+    plain, address, tag = (text.read_again(_LOST) for text in _texts("neerg", "neerg www.a.de", "<neerg> 5%"))
+    assert [reading.inputs for reading in (*plain, *tag)] == [["neerg."], ["<neerg> 5%."]] and address == []
 
 
 _ENGLISH = st.sampled_from(["Open the selected file.", 'The "old" file was not found', "_Save all of these changes"])
