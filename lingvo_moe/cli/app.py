@@ -40,10 +40,10 @@ _OF_XLA = {"JaxRuntimeError": "RESOURCE_EXHAUSTED: ", "ResourceExhaustedError": 
 _NO_BACKEND = "Unable to initialize backend"  # JAX's RuntimeError for a platform that it does not have
 _OUT_OF_MEMORY = re.compile(r".*(?:[Oo]ut of memory|OOM|allocat).*")
 _REASONS = {
-    errno.ENOSPC: "no space left on the device; free some and run the same command again",
+    errno.ENOSPC: "no space left on the device; free disk space and run the same command again",
     errno.EFBIG: "the file would be larger than this system or `ulimit -f` allows",
     errno.EIO: "the disk or device reports an input/output error",
-    errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
+    errno.EDQUOT: "the disk quota is used up; free disk space and run the same command again",
     errno.EACCES: "permission denied",
     errno.EPERM: "operation not permitted",
     errno.EROFS: "the file system is read-only",

@@ -94,12 +94,12 @@ def test_bad_flags_are_one_line(values, capsys, argument, message):
         (
             OSError(errno.ENOSPC, "No space left", "big.bin"),
             2,
-            "error: big.bin: no space left on the device; free some and run the same command again\n",
+            "error: big.bin: no space left on the device; free disk space and run the same command again\n",
         ),
         (
             OSError(errno.ENOSPC, "No space left"),
             2,
-            "error: no space left on the device; free some and run the same command again\n",
+            "error: no space left on the device; free disk space and run the same command again\n",
         ),
         (
             OSError(errno.EFBIG, "File too large"),

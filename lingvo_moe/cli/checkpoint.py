@@ -252,6 +252,10 @@ def _from_safetensors(config: CheckpointConfig, file: str):
             file,
             logdir,
         )
+    elif uses_tokenizers(trained):
+        _logger.info(
+            "the file has no tokenizers: pass --tokenizers=DIR, with those of the training, to later commands."
+        )
     _logger.info("%s: weights of %s, step %d", logdir, name, step)
 
 

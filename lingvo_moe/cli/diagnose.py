@@ -60,6 +60,8 @@ def diagnose(config: DiagnoseConfig):
     _check_average(checkpoints.path(step.checkpoint), experiment.training.ema_decay)
     with compiling.announced(f"the diagnosis of {name}", experiment, engine.platform):
         program = engine.compile(experiment.steps.diagnose(experiment.batch_specs()))
+    if not saved and step.checkpoint not in checkpoints.steps():  # training has removed it meanwhile
+        step = _next(experiment, checkpoints)
     _, theta = checkpoints.restore_theta(name, theta_specs, program.shardings("state")["theta"], step.checkpoint)
     state = {"step": np.int32(step.done), "seed": np.array(step.seed, np.int32), "theta": theta}
     if experiment.training.ema_decay:

@@ -82,7 +82,8 @@ def journal(output: str | pathlib.Path, run: str) -> Iterator[Journal]:
     """
     path = _path(output, run)
     _report_others(output, path, len(run))
-    with _open_locked(path) as file:
+    # A file whose write has failed is written once more, and fails, when it is closed.
+    with output_files.named_errors(path), _open_locked(path) as file:
         opened = Journal(file, path)
         try:
             yield opened

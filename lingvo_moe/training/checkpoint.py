@@ -316,6 +316,8 @@ class Checkpoints:
             self._manager.wait_until_finished()
         if self.processes.is_primary:
             checkpoint_manifest.write_manifest(self.path(step), arrays)
+        # What a save has freed, in threads of its own, would not be used again: the process would grow with each one.
+        allocator.return_freed_memory()
 
     def _set_corrupt_aside(self):
         """Makes the directory, and renames corrupt checkpoints, whose steps are trained and saved again."""
