@@ -21,7 +21,7 @@ from lingvo_moe.data.batching import Batch
 from lingvo_moe.data.pipeline import State, merge_states
 from lingvo_moe.distributed.process_group import ProcessGroup
 from lingvo_moe.engines.base import Metrics, Training
-from lingvo_moe.errors import UserError
+from lingvo_moe.errors import UserError, did_you_mean
 from lingvo_moe.experiment import Experiment
 from lingvo_moe.extensions import Registry
 from lingvo_moe.training.checkpoint import Checkpoints
@@ -106,10 +106,15 @@ class Callback:
 
 
 def _check_factory(what: str, factory: Callable[[], Callback]):
-    """Raises UserError for a class that is no callback, and for what cannot be called without arguments."""
+    """Raises UserError for a class that is no callback or has a hook that callbacks lack, and for one with arguments."""
     definitions.check_call(what, factory)
-    if isinstance(factory, type):
-        definitions.check(what, factory, Callback)
+    if not isinstance(factory, type):
+        return
+    definitions.check(what, factory, Callback)
+    hooks = [name for name in vars(Callback) if name.startswith("on_")]
+    for name in dir(factory):
+        if name.startswith("on_") and name not in hooks:
+            raise UserError(f"{what}: there is no hook {name}.{did_you_mean(name, hooks)} Hooks: {', '.join(hooks)}.")
 
 
 CALLBACKS: Registry[Callable[[], Callback]] = Registry("callback", check=_check_factory)
@@ -125,7 +130,7 @@ def register_callback(name: str) -> Callable[[Callable[[], Callback]], Callable[
 
     Raises:
       UserError: the name is missing, malformed or belongs to another class; or the class needs arguments, or has a hook
-        with other parameters than `Callback`.
+        that `Callback` lacks, or one with other parameters.
     """
     return CALLBACKS.decorator("register_callback", name)
 

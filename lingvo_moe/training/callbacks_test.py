@@ -226,6 +226,11 @@ class Mistaken(Callback):
         pass
 
 
+class Misspelled(Callback):
+    def on_steps(self, run, result):
+        pass
+
+
 class NoCallback:
     pass
 
@@ -238,6 +243,10 @@ def _made() -> Any:
     "factory, message",
     [
         (Mistaken, r"'own': on_step takes \(self, run\); it is called with \(self, run, result\), as Callback in"),
+        (
+            Misspelled,
+            "'own': there is no hook on_steps. Did you mean on_step, .* Hooks: on_start, on_step, on_end, on_close",
+        ),
         (NoCallback, "'own' has no on_start, on_step, on_end, on_close, which Callback in"),
         (Recorder, r"'own' takes \(name: .*\); it is called with \(\)"),
     ],
