@@ -106,7 +106,7 @@ class Callback:
 
 
 def _check_factory(what: str, factory: Callable[[], Callback]):
-    """Raises UserError for a class that is no callback or has a hook that callbacks lack, and for one with arguments."""
+    """Raises UserError for a class that is no callback, has a hook that callbacks lack, or needs arguments."""
     definitions.check_call(what, factory)
     if not isinstance(factory, type):
         return
