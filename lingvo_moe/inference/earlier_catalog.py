@@ -40,8 +40,7 @@ class EarlierCatalog:
     def keep(self, catalog: polib.POFile) -> int:
         """Gives entries of a catalog the translations that are there and not fuzzy, also if they have others.
 
-        It keeps the comments of translators, the fields of the header that describe translations, and, as obsolete
-        ones, entries whose texts the catalog does not have.
+        It keeps the comments of translators and, as obsolete ones, entries whose texts the catalog does not have.
 
         Returns:
           How many entries have a complete translation of the earlier catalog.
@@ -64,10 +63,13 @@ class EarlierCatalog:
                 obsolete = copy.copy(entry)
                 obsolete.obsolete, obsolete.occurrences = True, []
                 catalog.append(obsolete)
+        return kept
+
+    def keep_header(self, catalog: polib.POFile):
+        """Gives a catalog the fields of the header that describe translations, and the comment above it."""
         described = {name: text for name, text in self._catalog.metadata.items() if name not in _OF_TEXTS}
         catalog.metadata = {**catalog.metadata, **described}
         catalog.header = self._catalog.header or catalog.header
-        return kept
 
 
 def is_same_language(first: str, second: str) -> bool:

@@ -56,7 +56,11 @@ class PoCatalog:
         own = languages.normalize(self._catalog.metadata.get("Language", "")) or written
         has_other = any(entry.translated() for entry in self._catalog) and not is_same_language(own, written)
         self.other_language = own if has_other else ""
-        self.entries_kept = EarlierCatalog(earlier, written).keep(self._catalog) if earlier else 0
+        self.entries_kept = 0
+        if earlier:
+            reviewed = EarlierCatalog(earlier, written)
+            reviewed.keep_header(self._catalog)
+            self.entries_kept = reviewed.keep(self._catalog)
         # The entry of each sentence, and which of its plural forms, if it has these.
         self._places: list[tuple[polib.POEntry, int | None]] = []
         self.sentences: list[str] = []

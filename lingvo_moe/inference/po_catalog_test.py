@@ -125,6 +125,8 @@ def test_translations_of_an_earlier_catalog_are_kept(tmp_path):
     reviewed.find("%d Datei\n").msgctxt = "window"
     reviewed.find("Beenden").msgstr = "Quit"
     reviewed.metadata |= {"Last-Translator": "Ann", "Language": "en_GB", "Project-Id-Version": "old"}
+    reviewed.metadata["Content-Type"] = "text/plain; charset=windows-1252"  # what is written is UTF-8
+    reviewed.encoding = "windows-1252"
     reviewed.save(str(tmp_path / "en.po"))
     catalog = PoCatalog(tmp_path / "de.po", earlier=tmp_path / "en.po")
     assert catalog.entries_kept == 2 and catalog.sentences == [r"%d Datei\n", r"%d Dateien\n", r"„Ja“ \"%s\"\tC:\\neu"]
@@ -135,7 +137,7 @@ def test_translations_of_an_earlier_catalog_are_kept(tmp_path):
     assert kept.msgstr == "Close it" and kept.tcomment == "so says the style guide" and not kept.flags
     assert written.find("Beenden").msgstr == "Quit" and written.find('„Ja“ "%s"\tC:\\neu').msgstr == "Yes"
     assert written.metadata["Last-Translator"] == "Ann" and written.metadata["Language"] == "en_GB"
-    assert written.metadata["Project-Id-Version"] == "brew 1.0"
+    assert written.metadata["Project-Id-Version"] == "brew 1.0" and "UTF-8" in written.metadata["Content-Type"]
     assert {entry.msgid for entry in written.obsolete_entries()} == {"Alt", "%d Datei\n"}
     again = PoCatalog(tmp_path / "de.po", earlier=tmp_path / "en.po").filled(["%d file", "%d files"], ())
     (tmp_path / "en.po").write_text(again, encoding="utf-8")
