@@ -11,6 +11,7 @@ import re
 _IN_CHARACTERS = re.compile(
     r"(?<!\d)(\d{4})\s?(?:年\s?(\d{1,2})\s?月\s?(\d{1,2})\s?日|년\s?(\d{1,2})\s?월\s?(\d{1,2})\s?일)"
 )
+_TIME = re.compile(r"(\d{1,2})\s?[時时点點시]\s?(\d{1,2})\s?[分분]")
 _MONTH = r"([^\W\d_]{3,})\.?"
 # `1er mai 2024`, `3 de mayo de 2024`, `5 lutego 2023 r.`, and Cyrillic ends of a year.
 _DAY_FIRST = re.compile(
@@ -25,10 +26,16 @@ _MONTHS, _DAYS = 12, 31
 
 
 def with_numbers(line: str) -> str:
-    """Returns the line with such dates in numbers alone (ISO 8601)."""
+    """Returns the line with such dates in numbers alone (ISO 8601), and times such as `9時15分` as `9:15`."""
+    line = _TIME.sub(_time, line)
     line = _IN_CHARACTERS.sub(lambda found: _iso(found, *(int(each) for each in found.groups() if each)), line)
     line = _DAY_FIRST.sub(lambda found: _iso(found, int(found[3]), _month(found[2]), int(found[1])), line)
     return _YEAR_FIRST.sub(lambda found: _iso(found, int(found[1]), _month(found[2]), int(found[3])), line)
+
+
+def _time(found: re.Match) -> str:
+    is_after_date = found.string[: found.start()].endswith(("日", "일"))
+    return f"{' ' if is_after_date else ''}{found[1]}:{found[2]:0>2}"
 
 
 def _iso(found: re.Match, year: int, month: int, day: int) -> str:
