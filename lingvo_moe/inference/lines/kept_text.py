@@ -127,7 +127,9 @@ _SIGN = re.compile(rf"[{_SIGNS}]|{_MICRO}")
 _DECIMAL = re.compile(
     r"(\d{1,3}(?:(?P<separator>[ .,'’\u00a0\u202f])\d{3}(?:(?P=separator)\d{3})*)?|\d+)(?:(?!(?P=separator))[.,](\d+))?"
 )
-_GROUP = 3
+_GROUP, _FEWEST_GROUPS = 3, 2
+# One separator between groups of three digits, and a fraction after another one.
+_GROUPS = re.compile(r"(\d{1,3}(?:([., \u00a0\u202f])\d{3}(?:\2\d{3})*))(?:(?!\2)[.,](\d+))?")
 _OTHER_SEPARATOR = re.compile("[:/'’]")
 # A comma before other than three digits, with points between groups before it.
 _DECIMAL_COMMA = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,})(?![\d.,]*\d)")
@@ -219,16 +221,33 @@ def in_english(text: str) -> str:
 
 
 def with_english_numbers(text: str, translation: str) -> str:
-    """Returns a translation with the unambiguous numbers of its text in English: `1.299,00` and `%50` are changed."""
+    """Returns a translation with the unambiguous numbers of its text in English: `1 299,00` and `%50` are changed."""
     for each in required(text):
         if each.lastgroup != "number":
             continue
         written = re.escape(each[0])
-        if "." in each[0].partition(",")[0] and "," in each[0]:
-            translation = re.sub(rf"(?<![\d.,]){written}(?![\d.,]*\d)", in_english(each[0]), translation)
+        if (groups := _groups(each[0], text)) is not None:
+            whole, fraction = groups
+            pattern = "[., \u00a0\u202f]?".join(whole) + (f"[.,]{fraction}" if fraction else "")
+            number = ",".join(whole) + (f".{fraction}" if fraction else "")
+            translation = re.sub(rf"(?<![\d.,]){pattern}(?![\d.,]*\d)", number, translation)
         if text[each.start() - 1 : each.start()] == "%":
             translation = re.sub(rf"(?<![\d%])%{written}(?![\d%])", f"{each[0]}%", translation)
     return translation
+
+
+def _groups(number: str, text: str) -> tuple[list[str], str] | None:
+    """Returns the groups of three digits of a number, and its fraction; None where these are in doubt.
+
+    There is none with two groups, or a fraction after them, or with a comma where Chinese, Japanese or Korean, which
+    write as English does, is beside it.
+    """
+    found = _GROUPS.fullmatch(number)
+    if found is None:
+        return None
+    whole, fraction = re.split("[., \u00a0\u202f]", found[1]), found[3] or ""
+    is_english = found[2] == "," and any(unicodedata.east_asian_width(each) in "WF" for each in text)
+    return (whole, fraction) if len(whole) > _FEWEST_GROUPS or fraction or is_english else None
 
 
 def _with_point(found: re.Match) -> str:

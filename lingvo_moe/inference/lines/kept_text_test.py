@@ -72,6 +72,10 @@ def test_signs_are_counted_however_they_are_written():
     "text, translation, expected",
     [
         ("Preis: 1.299,00 €", "Price: 1.299,00 €", "Price: 1,299.00 €"),
+        ("合計: 12,800円", "Total: 12.800 yen", "Total: 12,800 yen"),
+        ("1.000.000 Einträge", "1.000,000 entries", "1,000,000 entries"),
+        ("Prix : 1 299,90 €", "Price: 1 299.90 €", "Price: 1,299.90 €"),
+        ("7,500 Zeilen", "7.500 rows", "7.500 rows"),
         ("%50 tamamlandı", "%50 complete", "50% complete"),
         ("Version 1.299, 00", "version 1.299, 00", "version 1.299, 00"),
         ("7,5 von 1.000", "7,5 of 1.000", "7,5 of 1.000"),
