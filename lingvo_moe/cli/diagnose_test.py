@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
+import types
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from lingvo_moe import tree
 from lingvo_moe.cli import main
 from lingvo_moe.engines import pjrt
+from lingvo_moe.errors import UserError
 from lingvo_moe.testing import experiments as tiny
 from lingvo_moe.training.checkpoint import Checkpoints
 from lingvo_moe.training.replay import Replay
@@ -81,6 +85,29 @@ def test_settings_of_another_average_are_refused(data, logdir, tmp_path, capsys)
     checkpoints.close()
     message = error_of(capsys, data, f"--logdir={tmp_path}/averaged", batch)
     assert "was saved with an average of the weights, but training.ema_decay is 0.0; pass --set" in message
+
+
+def test_the_next_checkpoint_is_taken_if_training_removes_the_newest_while_the_program_is_compiled(
+    data, tmp_path, monkeypatch, capsys
+):
+    """Minutes may pass, in which training saves and removes several."""
+    theta = tree.map_leaves(lambda spec: np.zeros(spec.shape, spec.dtype), tiny.tiny(data).steps.state_specs()["theta"])
+
+    def save(step: int):
+        with contextlib.closing(Checkpoints(tmp_path / "log", keep=1)) as checkpoints:
+            checkpoints.save_weights(step, tiny.MODEL, theta, "a test")
+
+    def compile_slowly(engine: pjrt.Engine, program: Any) -> Any:
+        save(8)
+        return types.SimpleNamespace(shardings=lambda name: {"theta": None})
+
+    def restore(checkpoints: Checkpoints, name: str, specs: dict, shardings: dict | None, step: int):
+        raise UserError(f"restoring step {step}")
+
+    save(4)
+    monkeypatch.setattr(pjrt.Engine, "compile", compile_slowly)
+    monkeypatch.setattr(Checkpoints, "restore_theta", restore)
+    assert "restoring step 8" in error_of(capsys, data, f"--logdir={tmp_path / 'log'}")
 
 
 def test_a_model_must_be_named(capsys):

@@ -30,3 +30,19 @@ def test_equals_tensorflows():
     for path, value in expected.items():
         atol = TOLERANCE * np.abs(value).max()
         np.testing.assert_allclose(found[path], value, rtol=0, atol=atol, err_msg=path)
+
+
+def test_the_gradient_has_the_name_scope_of_its_caller():
+    """By it, plans count the pass over the logits as a part of the softmax."""
+
+    @tf.function(autograph=False)
+    def gradient(logits: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(logits)
+            with tf.name_scope("softmax"):
+                nll, _ = label_and_mean_nll(logits, tf.zeros((2, 3), tf.int32))
+        return tape.gradient(nll, logits)
+
+    operators = gradient.get_concrete_function(tf.TensorSpec((2, 3, 7))).graph.get_operations()
+    exponentials = [each.name for each in operators if each.type == "Exp" and each.name.startswith("gradient_tape/")]
+    assert exponentials and all(name.startswith("gradient_tape/softmax/") for name in exponentials)

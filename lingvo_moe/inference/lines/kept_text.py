@@ -127,9 +127,7 @@ _SIGN = re.compile(rf"[{_SIGNS}]|{_MICRO}")
 _DECIMAL = re.compile(
     r"(\d{1,3}(?:(?P<separator>[ .,'’\u00a0\u202f])\d{3}(?:(?P=separator)\d{3})*)?|\d+)(?:(?!(?P=separator))[.,](\d+))?"
 )
-_GROUP, _FEWEST_GROUPS = 3, 2
-# One separator between groups of three digits, and a fraction after another one.
-_GROUPS = re.compile(r"(\d{1,3}(?:([., \u00a0\u202f])\d{3}(?:\2\d{3})*))(?:(?!\2)[.,](\d+))?")
+_GROUP, _MOST_GROUPS_IN_DOUBT = 3, 2
 _OTHER_SEPARATOR = re.compile("[:/'’]")
 # A comma before other than three digits, with points between groups before it.
 _DECIMAL_COMMA = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,})(?![\d.,]*\d)")
@@ -228,7 +226,7 @@ def with_english_numbers(text: str, translation: str) -> str:
         written = re.escape(each[0])
         if (groups := _groups(each[0], text)) is not None:
             whole, fraction = groups
-            pattern = "[., \u00a0\u202f]?".join(whole) + (f"[.,]{fraction}" if fraction else "")
+            pattern = "[ .,'’\u00a0\u202f]?".join(whole) + (f"[.,]{fraction}" if fraction else "")
             number = ",".join(whole) + (f".{fraction}" if fraction else "")
             translation = re.sub(rf"(?<![\d.,]){pattern}(?![\d.,]*\d)", number, translation)
         if text[each.start() - 1 : each.start()] == "%":
@@ -239,15 +237,15 @@ def with_english_numbers(text: str, translation: str) -> str:
 def _groups(number: str, text: str) -> tuple[list[str], str] | None:
     """Returns the groups of three digits of a number, and its fraction; None where these are in doubt.
 
-    There is none with two groups, or a fraction after them, or with a comma where Chinese, Japanese or Korean, which
-    write as English does, is beside it.
+    There is no doubt with three groups or a fraction, nor about a comma in Chinese, Japanese or Korean, which write
+    numbers as English does.
     """
-    found = _GROUPS.fullmatch(number)
-    if found is None:
+    found = _DECIMAL.fullmatch(number)
+    if found is None or not found["separator"]:
         return None
-    whole, fraction = re.split("[., \u00a0\u202f]", found[1]), found[3] or ""
-    is_english = found[2] == "," and any(unicodedata.east_asian_width(each) in "WF" for each in text)
-    return (whole, fraction) if len(whole) > _FEWEST_GROUPS or fraction or is_english else None
+    whole, fraction = found[1].split(found["separator"]), found[3] or ""
+    is_english = found["separator"] == "," and any(unicodedata.east_asian_width(each) in "WF" for each in text)
+    return (whole, fraction) if len(whole) > _MOST_GROUPS_IN_DOUBT or fraction or is_english else None
 
 
 def _with_point(found: re.Match) -> str:

@@ -189,10 +189,10 @@ class LineReader:
         """Returns other ways to read a text whose best translation is not intact, or doubtful."""
         if not best.is_intact:
             again = self._shortened(text) + self._fields(text)
-            return again if again or count_required(text) else self._variants(text)
-        if best.confidence < self._reread_below:
-            return self._variants(text)
-        return []
+            if again or count_required(text):
+                return again
+        is_doubtful = not best.is_intact or best.confidence < self._reread_below
+        return self._variants(text) if self._reread_below and is_doubtful else []
 
     def _shortened(self, text: str) -> list[Reading]:
         """Returns ways to read a text with short addresses in the place of all that is required.

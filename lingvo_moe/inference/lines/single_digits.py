@@ -1,8 +1,8 @@
 """Numbers of one digit that stand alone: `Batterie 4`, `(5 Min.)`, `Python 3`.
 
-Corpora have colours such as `Firebrick4`, as which a model translates labels that it does not know and a digit.
-Numbers with more digits are `kept_text.required`; one of a single digit may have an end or a hyphen in English (`5th`,
-`8-byte`), and what a line does not have may be there: `ein Byte`, `1 byte`.
+Corpora have names of colours such as `Firebrick4`, and a model writes one for a label that it does not know and the
+digit after it. Numbers with more digits are `kept_text.required`. A single digit may have an ending or a hyphen in
+English (`5th`, `8-byte`), and a digit that the line lacks is no error: `ein Byte`, `1 byte`.
 """
 
 from __future__ import annotations
